@@ -2,30 +2,36 @@
 
 This package is the spec as code: dtype policy, loss scale, trace, and the registry of backends. It imports no framework.
 The native implementations are `polyamp_torch`, `polyamp_jax` and `polyamp_keras`.
+
+Public names are imported on first use (PEP 562), so that `import polyamp` costs next to nothing in a training script.
 """
 
 from __future__ import annotations
 
-from polyamp.errors import (
-    BackendError,
-    DuplicateBackendError,
-    LossScaleError,
-    LossScaleStalled,
-    MissingFrameworkError,
-    MisuseError,
-    PolicyError,
-    PolyampError,
-    StateError,
-    TraceError,
-    UnknownBackendError,
-    UnsupportedError,
-)
-from polyamp.formats import FORMATS, Format
-from polyamp.loss_scale import LossScale, LossScaleState
-from polyamp.op_rules import OP_RULES, OpClass
-from polyamp.policy import Policy
-from polyamp.registry import available_backends, get_backend, registered_backends
-from polyamp.trace import StepRecord, Trace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polyamp.errors import (
+        BackendError,
+        DuplicateBackendError,
+        LossScaleError,
+        LossScaleStalled,
+        MissingFrameworkError,
+        MisuseError,
+        PolicyError,
+        PolyampError,
+        StateError,
+        TraceError,
+        UnknownBackendError,
+        UnsupportedError,
+    )
+    from polyamp.formats import FORMATS, Format
+    from polyamp.loss_scale import LossScale, LossScaleState
+    from polyamp.op_rules import OP_RULES, OpClass
+    from polyamp.policy import Policy
+    from polyamp.registry import available_backends, get_backend, registered_backends
+    from polyamp.trace import StepRecord, Trace
 
 __version__ = "0.1.0"
 
@@ -55,3 +61,55 @@ __all__ = [
     "get_backend",
     "registered_backends",
 ]
+
+_HOMES = {
+    "polyamp.errors": (
+        "BackendError",
+        "DuplicateBackendError",
+        "LossScaleError",
+        "LossScaleStalled",
+        "MissingFrameworkError",
+        "MisuseError",
+        "PolicyError",
+        "PolyampError",
+        "StateError",
+        "TraceError",
+        "UnknownBackendError",
+        "UnsupportedError",
+    ),
+    "polyamp.formats": (
+        "FORMATS",
+        "Format",
+    ),
+    "polyamp.loss_scale": (
+        "LossScale",
+        "LossScaleState",
+    ),
+    "polyamp.op_rules": (
+        "OP_RULES",
+        "OpClass",
+    ),
+    "polyamp.policy": ("Policy",),
+    "polyamp.registry": (
+        "available_backends",
+        "get_backend",
+        "registered_backends",
+    ),
+    "polyamp.trace": (
+        "StepRecord",
+        "Trace",
+    ),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
