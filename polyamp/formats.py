@@ -51,7 +51,10 @@ class Format:
 
     @property
     def overflow_threshold(self) -> float:
-        """Smallest magnitude that no longer rounds to `max` (float16: 65520)."""
+        """Magnitude half a step beyond `max` (float16: 65520). What lies beyond it overflows.
+
+        The tie itself overflows too where the significand of `max` is odd: in every format but float8_e4m3fn, whose 464 rounds to 448.
+        """
         top = math.frexp(self.max)[1] - 1
         half_ulp = math.ldexp(1.0, top - self.precision)
         return self.max + half_ulp
@@ -69,6 +72,8 @@ class Format:
             return value
         if math.isinf(value):
             return value if self.has_inf else math.nan
+        if abs(value) > 2 * self.max:  # settled before ldexp could leave the range of float64
+            return self.round(math.copysign(math.inf, value))
         exponent = max(math.frexp(value)[1] - 1, self.min_exponent)
         unit = exponent - self.precision + 1
         rounded = math.ldexp(float(round(math.ldexp(value, -unit))), unit)

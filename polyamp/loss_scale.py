@@ -46,7 +46,7 @@ def float32(value: float) -> float:
     try:
         return float(struct.unpack("<f", struct.pack("<f", value))[0])
     except OverflowError:
-        return math.copysign(math.inf, value)
+        return -math.inf if value < 0 else math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,9 +229,13 @@ class LossScale:
         """
         if not isinstance(scale, (int, float)) or isinstance(scale, bool):
             raise LossScaleError(f"scale={scale!r}: expected a number")
-        if not math.isfinite(scale) or not self.min_scale <= scale <= self.max_scale:
+        rounded = float32(scale)
+        # Compared in float32: the floor that the transition lands on is float32(min_scale), which may lie below min_scale.
+        if not float32(self.min_scale) <= rounded <= float32(self.max_scale):
             raise LossScaleError(f"scale={scale!r}: expected a finite value within [min_scale={self.min_scale:g}, max_scale={self.max_scale:g}]")
-        return float32(scale)
+        if self.kind == "none" and rounded != 1.0:
+            raise LossScaleError(f"scale={scale!r}: none() scales by 1; use static() or dynamic() for another scale")
+        return rounded
 
     def __str__(self) -> str:
         if self.kind == "none":
@@ -248,8 +252,8 @@ def _validate(config: LossScale) -> None:
         raise LossScaleError(f"kind={config.kind!r}: expected 'none', 'static' or 'dynamic'")
     for name in ("init_scale", "growth_factor", "backoff_factor", "min_scale", "max_scale"):
         value = getattr(config, name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise LossScaleError(f"{name}={value!r}: expected a finite number")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(float32(value)):
+            raise LossScaleError(f"{name}={value!r}: expected a number that is finite in float32")
     if not MIN_SCALE <= config.min_scale <= config.max_scale <= MAX_SCALE:
         raise LossScaleError(
             f"min_scale={config.min_scale!r}, max_scale={config.max_scale!r}: expected 2^-100 <= min_scale <= max_scale <= 2^100, "

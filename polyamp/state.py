@@ -55,7 +55,7 @@ def load_state_dict(mapping: Mapping[str, Any], config: LossScale) -> tuple[Loss
         if set(keys) <= set(mapping):
             try:
                 return _checked(*reader(mapping, config))
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, ArithmeticError) as error:
                 raise StateError(f"can't load a state with keys {', '.join(keys)}: {error}") from error
     raise StateError(
         f"unknown layout with keys {', '.join(map(str, mapping))}; expected polyamp's (with 'version'), torch's, Megatron's or DeepSpeed's"
@@ -112,6 +112,8 @@ def _from_deepspeed(m: Mapping[str, Any], config: LossScale) -> tuple[LossScale,
         config, growth_factor=float(m["scale_factor"]), backoff_factor=1 / float(m["scale_factor"]), growth_interval=int(m["scale_window"])
     )
     steps, since = int(m["cur_iter"]), int(m["cur_iter"]) - int(m["last_overflow_iter"]) - 1
+    if since < 0:
+        raise LossScaleError(f"last_overflow_iter={m['last_overflow_iter']!r}: expected less than cur_iter={steps}")
     left = min(max(int(m.get("cur_hysteresis", config.hysteresis)), 1), config.hysteresis)
     return config, LossScaleState(scale=float(m["cur_scale"]), good_steps=since % config.growth_interval, hysteresis_left=left, steps=steps)
 

@@ -118,9 +118,16 @@ class TraceWriter:
 
     def __init__(self, path: str | Path, header: Mapping[str, Any], *, overwrite: bool = False) -> None:
         self.path = Path(path)
+        reserved = {"kind", "schema"} & header.keys()
+        if reserved:
+            raise TraceError(f"header key {', '.join(sorted(reserved))} is the trace format's own; choose another name")
         text = _encode({"kind": "header", "schema": SCHEMA_VERSION, **header})
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if not self.path.parent.is_dir():
+                self.path.parent.mkdir(parents=True)
+        except OSError as error:
+            raise TraceError(f"can't create the folder of trace {path}: {error.strerror}") from error
+        try:
             self._file: TextIO = self.path.open("w" if overwrite else "x", encoding="utf-8", newline="\n")
         except FileExistsError:
             raise TraceError(f"trace {path} exists and is left as it is; choose another name, remove it, or pass overwrite=True") from None
@@ -167,7 +174,9 @@ _NONFINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no infinities or NaN: they travel as strings."""
+    """JSON has no infinities or NaN: they travel as strings. Scalars and arrays of any framework become Python numbers."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
     if isinstance(value, float) and not math.isfinite(value):
         return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
     if isinstance(value, Mapping):
@@ -184,7 +193,7 @@ def _encode(document: Mapping[str, Any]) -> str:
 def _decode(line: bytes, number: int, path: str | Path) -> dict[str, Any]:
     try:
         document = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TraceError(f"{path}, line {number} is damaged: {error}; lines before it are sound, cut the file there to read them") from error
     if not isinstance(document, dict):
         raise TraceError(f"{path}, line {number}: expected a JSON object, got {type(document).__name__}; is it a polyamp trace?")
@@ -205,10 +214,10 @@ def _record(document: Mapping[str, Any], number: int, path: str | Path) -> StepR
         values: dict[str, Any] = {k: v for k, v in document.items() if k in _FIELDS}
         values |= {k: _number(values[k]) for k in ("scale", "scale_after", "loss") if k in values}
         values["values"] = {k: _number(v) for k, v in values.get("values", {}).items()}
-        if not isinstance(values["skipped"], bool) or not isinstance(values["step"], int):
+        if not isinstance(values["skipped"], bool) or type(values["step"]) is not int:
             raise ValueError("step must be an integer and skipped a bool")
         return StepRecord(**values)
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise TraceError(f"{path}, line {number} is not a step record: {error!r}") from error
 
 
