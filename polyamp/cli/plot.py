@@ -20,6 +20,7 @@ from polyamp.trace import Trace
 __all__ = ["draw"]
 
 _WIDTH, _HEIGHT, _ROW = 9.0, 4.0, 0.28  # inches; a row of ticks is added per trace
+_THIN, _THICK = 1.2, 8.0  # points: the last line, and what may be added to the first one
 _DPI = 144
 
 
@@ -43,22 +44,29 @@ def draw(traces: Sequence[tuple[str, Trace]], kind: Literal["png", "svg"] | str,
     except ModuleNotFoundError as error:
         raise Failure("drawing needs matplotlib, which is not installed; run: pip install 'polyamp[plot]'") from error
     rows = _ROW * len(traces) + 0.2
-    with rc_context({"svg.hashsalt": "polyamp", "svg.fonttype": "none", "text.parse_math": False}):
+    with rc_context({"svg.hashsalt": "polyamp", "svg.fonttype": "none"}):
         figure = Figure(figsize=(_WIDTH, _HEIGHT + rows), layout="constrained")
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=[_HEIGHT, rows])
-        above.set_title(title)
+        above.set_title(title, parse_math=False)
         above.set_yscale("log", base=2)
         above.set_ylabel("loss scale")
         above.grid(alpha=0.3)
         lines = []
-        for index, (label, trace) in enumerate(traces):
+        for index, (_, trace) in enumerate(traces):
             steps = [record.step for record in trace.records]
-            scales = [record.scale if record.scale > 0 and math.isfinite(record.scale) else math.nan for record in trace.records]
-            # Later lines are thinner, so that one which covers another leaves it visible.
-            lines += above.plot(steps, scales, drawstyle="steps-post", linewidth=1.2 + 1.6 * (len(traces) - 1 - index) / len(traces), label=label)
+            scales = [record.scale for record in trace.records]
+            if trace.records:  # a step lasts until the next one: the last needs an end
+                steps.append(steps[-1] + 1)
+                scales.append(trace.records[-1].scale_after)
+            heights = [scale if scale > 0 and math.isfinite(scale) else math.nan for scale in scales]
+            # Earlier lines are wider, so that one which agrees with a later one stays visible round it.
+            width = _THIN + min(2.0, _THICK / len(traces)) * (len(traces) - 1 - index)
+            lines += above.plot(steps, heights, drawstyle="steps-post", linewidth=width)
             below.eventplot(list(trace.skips), lineoffsets=index, linelengths=0.8, linewidths=1.0, colors=[lines[-1].get_color()])
-        above.legend(lines, [label for label, _ in traces], fontsize="small")
-        below.set_yticks(range(len(traces)), [label for label, _ in traces], fontsize="x-small")
+        labels = [label for label, _ in traces]
+        for text in above.legend(lines, labels, fontsize="small").get_texts():
+            text.set_parse_math(False)
+        below.set_yticks(range(len(traces)), labels, fontsize="x-small", parse_math=False)
         below.set_ylim(len(traces) - 0.5, -0.5)
         below.set_xlabel("step (ticks: skipped)")
         buffer = io.BytesIO()
