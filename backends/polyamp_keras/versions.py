@@ -1,0 +1,28 @@
+"""Versions of the packages that decide what a Keras run computes."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+import keras
+
+from polyamp_keras.native import BACKEND
+
+__all__ = ["backend_name", "versions"]
+
+
+def backend_name() -> str:
+    """Name under which this process' Keras backend is registered, e.g. `"keras-jax"`."""
+    return f"keras-{BACKEND}"
+
+
+def versions() -> dict[str, str]:
+    """Version of Keras and of the framework under it, by package name."""
+    packages = {"jax": ("jax", "jaxlib"), "torch": ("torch",), "tensorflow": ("tensorflow", "tensorflow-cpu")}.get(BACKEND, ())
+    found = {"keras": keras.__version__}
+    for package in packages:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
