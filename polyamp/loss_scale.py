@@ -44,7 +44,7 @@ Refill = Literal["finite", "growth"]
 def float32(value: float) -> float:
     """Rounds a Python float to the nearest float32 (ties to even); beyond the largest float32 it gives infinity."""
     try:
-        return float(struct.unpack("<f", struct.pack("<f", value))[0])
+        return float(struct.unpack("<f", struct.pack("<f", float(value)))[0])
     except OverflowError:
         return -math.inf if value < 0 else math.inf
 

@@ -53,8 +53,9 @@ def diff(a: Trace, b: Trace, *, masters: bool = False) -> Divergence | None:
             if getattr(left, name) != getattr(right, name):
                 return Divergence(left.step, name, getattr(left, name), getattr(right, name), _cause(name, left, right))
     if len(a.records) != len(b.records):
-        short = min(len(a.records), len(b.records))
-        return Divergence(short, "length", len(a.records), len(b.records), "one trace ends here")
+        longer = max(a.records, b.records, key=len)
+        first_missing = longer[min(len(a.records), len(b.records))].step
+        return Divergence(first_missing, "length", len(a.records), len(b.records), "one trace ends here")
     return None
 
 
