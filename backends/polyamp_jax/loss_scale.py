@@ -140,26 +140,30 @@ def scale(state: LossScaleState, loss: Any) -> Array:
 
 
 def unscale(state: LossScaleState, grads: Any) -> Any:
-    """Divides gradients by the scale, in float32.
+    """Takes the scale out of gradients: multiplies by its float32 reciprocal, which is exact for powers of two.
+
+    A true division would nearly double the time of an AdamW step on a CPU. 1 / scale is a normal float32 over the whole allowed range.
 
     Args:
         state: state in force when the loss was scaled.
         grads: scaled gradients, any floating or complex dtype; other leaves are returned as they are.
 
     Returns:
-        The same tree; floating leaves are float32.
+        The same tree; floating leaves are float32, complex ones keep their dtype.
     """
+    inverse = jnp.float32(1) / state.scale
 
-    def divide(leaf: Any) -> Any:
+    def multiply(leaf: Any) -> Any:
         leaf = jnp.asarray(leaf)
         if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
-            # Part by part: a complex division would turn infinities into NaN.
-            return jax.lax.complex(leaf.real / state.scale.astype(leaf.real.dtype), leaf.imag / state.scale.astype(leaf.real.dtype))
+            # Part by part: a complex product would turn an infinity into NaN.
+            factor = inverse.astype(leaf.real.dtype)
+            return jax.lax.complex(leaf.real * factor, leaf.imag * factor)
         if jnp.issubdtype(leaf.dtype, jnp.floating):
-            return leaf.astype(jnp.float32) / state.scale
+            return leaf.astype(jnp.float32) * inverse
         return leaf
 
-    return jax.tree.map(divide, grads)
+    return jax.tree.map(multiply, grads)
 
 
 def update(state: LossScaleState, finite: Array | bool) -> LossScaleState:

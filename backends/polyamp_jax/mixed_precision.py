@@ -87,7 +87,8 @@ class MixedPrecision:
             raise LossScaleError(f"skip={skip!r}: expected 'cond' (run the optimizer on finite gradients only) or 'where' (run it and select)")
         if loss_scale is not None and not isinstance(loss_scale, LossScale):
             raise LossScaleError(
-                f"loss_scale is a {type(loss_scale).__name__}; expected a configuration such as polyamp.LossScale.dynamic(), or None for the policy's own"
+                f"loss_scale is a {type(loss_scale).__name__}; expected a configuration such as polyamp.LossScale.dynamic(), "
+                "or None for the policy's own"
             )
         self.policy = Policy(policy)
         if loss_scale is None:
