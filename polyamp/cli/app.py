@@ -59,6 +59,9 @@ class CommandLine(click.Group):
             if os.environ.get("POLYAMP_DEBUG") == "1":
                 raise
             raise Failure(str(error)) from error
+        except ModuleNotFoundError as error:  # a plugged-in command that imports what it needs when it runs
+            _raise_if_not_installed(error, ctx.invoked_subcommand or "", _plugged_in().get(ctx.invoked_subcommand or "", []))
+            raise
 
 
 @click.group(cls=CommandLine, context_settings={"help_option_names": ["-h", "--help"]})
@@ -89,14 +92,19 @@ def _load(name: str, entries: list[EntryPoint]) -> click.Command:
     try:
         command = entry.load()
     except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        own = entry.module.partition(".")[0]
-        if not missing or missing == own or find_spec(missing) is not None:
-            raise
-        raise Failure(f"command {name!r} needs {missing}, which is not installed; run: {_install(name, entry)}") from error
+        _raise_if_not_installed(error, name, entries)
+        raise
     if not isinstance(command, click.Command):
         raise Failure(f"{entry.value} of {_owner(entry)} registers command {name!r}, but is a {type(command).__name__}; expected a click command")
     return command
+
+
+def _raise_if_not_installed(error: ModuleNotFoundError, name: str, entries: list[EntryPoint]) -> None:
+    """Raises the error with the install command, unless a plug-in lacks a module of its own or of a package that is installed."""
+    missing = (error.name or "").partition(".")[0]
+    for entry in entries:
+        if missing and missing != entry.module.partition(".")[0] and find_spec(missing) is None:
+            raise Failure(f"command {name!r} needs {missing}, which is not installed; run: {_install(name, entry)}") from error
 
 
 def _summary(name: str, entries: list[EntryPoint]) -> str:
