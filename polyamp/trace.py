@@ -150,10 +150,11 @@ class TraceWriter:
         for record in records:
             self.append(record)
 
-    def close(self) -> None:
-        """Writes the footer. A trace that is not closed stays readable."""
+    def close(self, totals: Mapping[str, Any] | None = None) -> None:
+        """Writes the footer, with further `totals` such as an accuracy. A trace that is not closed stays readable."""
         if not self._file.closed:
-            self._write(_encode({"kind": "footer", "steps": self._steps, "skipped": self._skipped, "final_scale": self._final_scale}))
+            counted = {"steps": self._steps, "skipped": self._skipped, "final_scale": self._final_scale}
+            self._write(_encode({"kind": "footer", **(totals or {}), **counted}))
             self._file.close()
 
     def _write(self, text: str) -> None:

@@ -1,0 +1,33 @@
+"""Digests of named arrays: equal exactly when every float32 bit is equal, zeros counting without their sign."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from polyamp_conformance.data import Array
+
+__all__ = ["digest", "moved", "slots_digest"]
+
+
+def digest(arrays: Mapping[str, Array], names: Iterable[str]) -> str:
+    """Hash of the arrays in the order of `names`: little-endian float32, C order, -0 taken as +0."""
+    hasher = hashlib.blake2b(digest_size=16)
+    for name in names:
+        hasher.update(name.encode())
+        hasher.update((np.ascontiguousarray(arrays[name], "<f4") + np.float32(0)).tobytes())
+    return hasher.hexdigest()
+
+
+def slots_digest(slots: Mapping[str, Mapping[str, Array]], names: Iterable[str]) -> float:
+    """Hash of all optimizer slots as a whole number below 2^48, which JSON and float64 hold exactly."""
+    order = list(names)
+    text = "".join(digest(slots[slot], order) for slot in sorted(slots))
+    return float(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big"))
+
+
+def moved(before: Mapping[str, Array], after: Mapping[str, Array]) -> int:
+    """Number of elements that differ; NaN counts as different from everything."""
+    return sum(int(np.sum(np.asarray(before[name]) != np.asarray(after[name]))) for name in before)
