@@ -1,11 +1,32 @@
 """polyamp for Keras 3, on its TensorFlow, JAX and torch backends: the loss scale as an optimizer, the trace as a callback.
 
 `LossScaleOptimizer` wraps an optimizer and is passed to `compile`; `MixedPrecision` is passed to `fit(callbacks=[...])`.
+
+The names are imported on first use (PEP 562): Keras chooses its backend for good when it is imported, and the plug-in beside this file must be
+able to say which one a process needs before that happens.
 """
 
 from __future__ import annotations
 
-from polyamp_keras.callback import MixedPrecision
-from polyamp_keras.loss_scale_optimizer import LossScaleOptimizer
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polyamp_keras.callback import MixedPrecision
+    from polyamp_keras.loss_scale_optimizer import LossScaleOptimizer
 
 __all__ = ["LossScaleOptimizer", "MixedPrecision"]
+
+_HOMES = {"LossScaleOptimizer": "polyamp_keras.loss_scale_optimizer", "MixedPrecision": "polyamp_keras.callback"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

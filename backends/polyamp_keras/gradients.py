@@ -15,7 +15,7 @@ from typing import Any
 
 from keras import ops
 
-__all__ = ["all_finite", "any_nan", "unscale"]
+__all__ = ["all_finite", "only_nan", "unscale"]
 
 Tensor = Any
 
@@ -45,10 +45,14 @@ def all_finite(gradients: Sequence[Tensor | None]) -> Tensor:
     return ops.all(ops.stack(verdicts)) if verdicts else ops.convert_to_tensor(True)
 
 
-def any_nan(gradients: Sequence[Tensor | None]) -> Tensor:
-    """Whether any element of any gradient is NaN: bool, 0-d."""
-    verdicts = [ops.any(ops.isnan(_values(gradient))) for gradient in gradients if gradient is not None]
-    return ops.any(ops.stack(verdicts)) if verdicts else ops.convert_to_tensor(False)
+def only_nan(gradients: Sequence[Tensor | None]) -> Tensor:
+    """Whether some element is NaN and none is infinite, so that no overflow of these gradients explains it: bool, 0-d."""
+    present = [_values(gradient) for gradient in gradients if gradient is not None]
+    if not present:
+        return ops.convert_to_tensor(False)
+    nan = ops.any(ops.stack([ops.any(ops.isnan(values)) for values in present]))
+    infinite = ops.any(ops.stack([ops.any(ops.isinf(values)) for values in present]))
+    return ops.logical_and(nan, ops.logical_not(infinite))
 
 
 def _is_indexed_slices(gradient: Tensor) -> bool:

@@ -24,7 +24,7 @@ from polyamp import LossScale, LossScaleError, LossScaleState, MisuseError, Stat
 from polyamp import state as portable
 from polyamp_keras import native
 from polyamp_keras.configuration import as_inner_optimizer, as_loss_scale
-from polyamp_keras.gradients import all_finite, any_nan, unscale
+from polyamp_keras.gradients import all_finite, only_nan, unscale
 from polyamp_keras.step_ring import NO_GRADIENTS, NONFINITE_INF, NONFINITE_NAN, TAKEN, StepRing
 from polyamp_keras.transition import ScaleTensors, advance, config_from_settings, settings_from_config
 
@@ -311,7 +311,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         return ops.convert_to_tensor(TAKEN, dtype="int32")
 
     def _skip(self, grads: Sequence[Tensor | None]) -> Tensor:
-        return ops.where(any_nan(grads), ops.convert_to_tensor(NONFINITE_NAN, dtype="int32"), ops.convert_to_tensor(NONFINITE_INF, dtype="int32"))
+        return ops.where(only_nan(grads), ops.convert_to_tensor(NONFINITE_NAN, dtype="int32"), ops.convert_to_tensor(NONFINITE_INF, dtype="int32"))
 
     def _finish(self, finite: Tensor, code: Tensor) -> None:
         before = ScaleTensors(*(variable.value for variable in self._state_variables()))

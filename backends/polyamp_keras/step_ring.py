@@ -3,6 +3,8 @@
 Rules (docs/spec.md, section 6)
 - Two variables of `capacity` rows: `scales` float32 (scale, scale after) and `marks` int32 (step, reason code). Step s lies in row s mod capacity.
 - A row carries its step's number: what is left over from an earlier run is recognised, and what was overwritten is noticed.
+- Reasons: "overflow" where a gradient held an infinity, or left float32 when it was unscaled; "nan" where all that was not finite was NaN. A step
+  without any gradient is taken, with the reason "no_gradients".
 - The rows are working memory: they are not written to checkpoints, and loading a state clears them.
 """
 
@@ -21,6 +23,7 @@ Tensor = Any
 
 TAKEN, NONFINITE_INF, NONFINITE_NAN, NO_GRADIENTS = 0, 1, 2, 3
 _REASONS = {TAKEN: None, NONFINITE_INF: "overflow", NONFINITE_NAN: "nan", NO_GRADIENTS: "no_gradients"}
+_SKIPPED = (NONFINITE_INF, NONFINITE_NAN)
 _EMPTY = -1
 
 
@@ -56,5 +59,5 @@ class StepRing:
                 continue
             code = int(marks[row, 1])
             scale, scale_after = (float(value) for value in scales[row])
-            records.append(StepRecord(step=step, scale=scale, scale_after=scale_after, skipped=code != TAKEN, reason=_REASONS[code]))
+            records.append(StepRecord(step=step, scale=scale, scale_after=scale_after, skipped=code in _SKIPPED, reason=_REASONS[code]))
         return tuple(records)
