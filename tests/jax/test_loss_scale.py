@@ -15,6 +15,7 @@ import polyamp_jax as pj
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from polyamp import LossScale, MisuseError, StateError
 from polyamp import LossScaleState as Reference
 from polyamp.state import state_dict

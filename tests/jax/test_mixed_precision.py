@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -11,10 +11,10 @@ import numpy as np
 import optax
 import polyamp_jax as pj
 import pytest
+
 from polyamp import LossScale, LossScaleError, MisuseError, Policy, PolicyError
 
 SKIPS = ["cond", "where"]
-scheduled_sgd = optax.sgd(optax.exponential_decay(0.5, 1, 0.5), momentum=0.5)
 
 
 def params() -> dict[str, Any]:
@@ -31,6 +31,14 @@ def grads_like(p: Any, value: float) -> Any:
 
 def bits(tree: Any) -> list[bytes]:
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
+
+
+@cache
+def compiled_step(skip: Any) -> tuple[pj.MixedPrecision, Any]:
+    """SGD whose learning rate follows a schedule, so that a moved step count shows."""
+    tx = optax.sgd(optax.exponential_decay(0.5, 1, 0.5), momentum=0.5)
+    mp = pj.MixedPrecision("mixed_float16", tx, LossScale.dynamic(init_scale=8, growth_interval=100), skip=skip)
+    return mp, jax.jit(mp.apply_gradients)
 
 
 @pytest.mark.parametrize("policy, kind", [("mixed_float16", "dynamic"), ("mixed_bfloat16", "none"), ("float32", "none"), ("float16", "dynamic")])
@@ -105,8 +113,7 @@ def test_has_aux_and_keyword_arguments() -> None:
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("leaf", ["w", "b"])
 def test_a_skipped_step_moves_nothing_but_the_scale(skip: Any, bad: float, leaf: str) -> None:
-    mp = pj.MixedPrecision("mixed_float16", scheduled_sgd, LossScale.dynamic(init_scale=8, growth_interval=100), skip=skip)
-    apply = jax.jit(mp.apply_gradients)
+    mp, apply = compiled_step(skip)
     state = apply(mp.init(params()), grads_like(params(), 8.0))
     poisoned = grads_like(params(), 8.0)
     poisoned[leaf] = poisoned[leaf].at[-1].set(bad)
