@@ -14,7 +14,7 @@ def _only(pattern: str) -> Path:
     folder = os.environ.get("POLYAMP_DIST")
     if folder is None:
         pytest.skip("POLYAMP_DIST is not set; nox -s build builds the distribution and sets it")
-    (path,) = Path(folder).glob(pattern)
+    (path,) = Path(folder).resolve().glob(pattern)
     return path
 
 

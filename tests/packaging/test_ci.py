@@ -9,7 +9,7 @@ def test_ci_calls_the_commands_of_the_readme() -> None:
     lines = (ROOT / ".ci" / "run").read_text().splitlines()
     commands = [line.removesuffix(" || exit 1") for line in lines if line and not line.startswith(("#", "set ", "cd "))]
     assert len(commands) == 2
-    readme = (ROOT / "README.md").read_text().splitlines()
+    readme = [line.strip() for line in (ROOT / "README.md").read_text().splitlines()]
     assert [command for command in commands if command not in readme] == []
 
 
