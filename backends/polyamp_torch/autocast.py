@@ -30,7 +30,10 @@ from polyamp_torch.op_names import COMPOSITES, NATIVE_COMPUTE, OPS
 __all__ = ["autocast"]
 
 Function = Callable[..., Any]
+Treatments = Mapping[Function, tuple[OpClass, bool]]
+"""Class in which a function has to run, and whether torch's own casting must be off meanwhile."""
 
+_CALL_MATMUL = ("cdist",)  # in C++, where torch.autocast would cast its operands down
 _CASTABLE = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -64,16 +67,16 @@ def autocast(policy: Policy | str, device: str | torch.device = "cpu", *, enable
         >>> logits.dtype, probabilities.dtype
         (torch.float16, torch.float32)
     """
-    compute_dtype, classes = _plan(str(policy))
+    compute_dtype, treatments = _plan(str(policy))
     device_type = torch.device(device).type
     if enabled and compute_dtype is not torch.float32:
-        return _region(device_type, compute_dtype, classes)
+        return _region(device_type, compute_dtype, treatments)
     return _plain(device_type)
 
 
 @contextmanager
-def _region(device: str, compute_dtype: torch.dtype, classes: Mapping[Function, OpClass]) -> Iterator[None]:
-    mode = _OpRules(device, compute_dtype, classes)
+def _region(device: str, compute_dtype: torch.dtype, treatments: Treatments) -> Iterator[None]:
+    mode = _OpRules(device, compute_dtype, treatments)
     with torch.autocast(device, compute_dtype):
         # Where the device is missing, torch warns and switches its own casting off.
         _regions.stack.append(mode if torch.is_autocast_enabled(device) else None)
@@ -97,22 +100,23 @@ def _plain(device: str) -> Iterator[None]:
 class _OpRules(TorchFunctionMode):
     """Casts the arguments of the functions that torch.autocast itself does not handle as the policy says."""
 
-    def __init__(self, device: str, compute_dtype: torch.dtype, classes: Mapping[Function, OpClass]) -> None:
+    def __init__(self, device: str, compute_dtype: torch.dtype, treatments: Treatments) -> None:
         super().__init__()
         self.device = device
         self.compute_dtype = compute_dtype
-        self.classes = classes
+        self.treatments = treatments
 
     def __torch_function__(self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         if _regions.stack[-1] is not self:
             return func(*args, **kwargs)
-        op_class = self.classes.get(func)
-        if op_class is None:
+        treatment = self.treatments.get(func)
+        if treatment is None:
             if func in _BODIES and not torch.compiler.is_compiling():
                 with self:
                     return _BODIES[func](*args, **kwargs)
             return func(*args, **kwargs)
+        op_class, switch_off = treatment
         if kwargs.get("out") is not None:
             return func(*args, **kwargs)
         if op_class is OpClass.PROMOTE:
@@ -126,6 +130,8 @@ class _OpRules(TorchFunctionMode):
         if dtype is not None:
             args = tuple(self._cast(value, dtype) for value in args)
             kwargs = {key: self._cast(value, dtype) for key, value in kwargs.items()}
+        if not switch_off:
+            return func(*args, **kwargs)
         with torch.autocast(self.device, enabled=False):
             return func(*args, **kwargs)
 
@@ -161,29 +167,29 @@ def _names_dtype(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 
 
 # A plain dict, because torch.compile traces through functools caches and warns about them.
-_plans: dict[str, tuple[torch.dtype, dict[Function, OpClass]]] = {}
+_plans: dict[str, tuple[torch.dtype, Treatments]] = {}
 
 
-def _plan(text: str) -> tuple[torch.dtype, dict[Function, OpClass]]:
-    """Compute dtype of a policy, and the functions that torch.autocast does not run as it says, with the class that they have to run in."""
+def _plan(text: str) -> tuple[torch.dtype, Treatments]:
+    """Compute dtype of a policy, and what to do with the functions that torch.autocast does not run as the policy says."""
     if text not in _plans:
         _plans[text] = _make_plan(text)
     return _plans[text]
 
 
-def _make_plan(text: str) -> tuple[torch.dtype, dict[Function, OpClass]]:
+def _make_plan(text: str) -> tuple[torch.dtype, Treatments]:
     policy = Policy(text)
     if policy.islands:
         raise UnsupportedError(
             f"policy islands {', '.join(policy.islands)}: autocast does not know the names of modules; "
             "run those modules in autocast('float32') and cast their inputs"
         )
-    found: dict[Function, OpClass] = {}
+    found: dict[Function, tuple[OpClass, bool]] = {}
     for function, op in OPS.items():
         op_class = policy.op_class(op)
         usual = OP_RULES[op] is op_class
         if not (usual and (op in NATIVE_COMPUTE or op_class is OpClass.PASS)):
-            found[function] = op_class
+            found[function] = (op_class, not usual or op_class is OpClass.COMPUTE or op in _CALL_MATMUL)
     return getattr(torch, policy.compute_dtype), found
 
 
