@@ -15,12 +15,21 @@ import keras
 
 from polyamp_keras.loss_scale_optimizer import LossScaleOptimizer
 
-__all__ = ["float16_layers", "scaling_advice"]
+__all__ = ["float16_layers", "leaf_layers", "scaling_advice"]
+
+
+def leaf_layers(layer: Any) -> Iterator[Any]:
+    """Layers without layers of their own, in order."""
+    children = getattr(layer, "_layers", None) or getattr(layer, "layers", None) or []
+    if not children:
+        yield layer
+    for child in children:
+        yield from leaf_layers(child)
 
 
 def float16_layers(model: keras.Model) -> list[str]:
     """Names of the layers that compute in float16, containers left out."""
-    return [layer.name for layer in _leaves(model) if getattr(layer, "compute_dtype", None) == "float16"]
+    return [layer.name for layer in leaf_layers(model) if getattr(layer, "compute_dtype", None) == "float16"]
 
 
 def scaling_advice(model: keras.Model, optimizer: Any) -> str | None:
@@ -39,19 +48,9 @@ def scaling_advice(model: keras.Model, optimizer: Any) -> str | None:
             + remedy.format(inner=f"keras.optimizers.{inner}(...)")
         )
     if getattr(optimizer, "loss_scale_factor", None) is not None:
-        return (
-            f"{where} and loss_scale_factor scales the loss without checking the gradients: one overflow ruins the weights; "
-            + remedy.format(inner=f"keras.optimizers.{type(optimizer).__name__}(...), loss_scale={optimizer.loss_scale_factor}")
+        return f"{where} and loss_scale_factor scales the loss without checking the gradients: one overflow ruins the weights; " + remedy.format(
+            inner=f"keras.optimizers.{type(optimizer).__name__}(...), loss_scale={optimizer.loss_scale_factor}"
         )
-    return (
-        f"{where} and the optimizer does not scale the loss: small gradients become zero and an overflow ruins the weights; "
-        + remedy.format(inner=f"keras.optimizers.{type(optimizer).__name__}(...)")
+    return f"{where} and the optimizer does not scale the loss: small gradients become zero and an overflow ruins the weights; " + remedy.format(
+        inner=f"keras.optimizers.{type(optimizer).__name__}(...)"
     )
-
-
-def _leaves(layer: Any) -> Iterator[Any]:
-    children = getattr(layer, "_layers", None) or getattr(layer, "layers", None) or []
-    if not children:
-        yield layer
-    for child in children:
-        yield from _leaves(child)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -21,8 +22,9 @@ import keras
 import polyamp
 from polyamp import LossScaleError, MisuseError, Policy, PolicyError, StepRecord, Trace
 from polyamp.trace import TraceWriter
-from polyamp_keras.advice import scaling_advice
+from polyamp_keras.advice import leaf_layers, scaling_advice
 from polyamp_keras.loss_scale_optimizer import LossScaleOptimizer
+from polyamp_keras.native import host
 from polyamp_keras.versions import backend_name, versions
 
 __all__ = ["MixedPrecision"]
@@ -130,7 +132,7 @@ class MixedPrecision(keras.callbacks.Callback):
         logs = {} if logs is None else logs
         if not isinstance(optimizer, LossScaleOptimizer):
             if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) and optimizer.built:
-                logs["loss_scale"] = float(keras.ops.convert_to_numpy(optimizer.dynamic_scale))
+                logs["loss_scale"] = float(host(optimizer.dynamic_scale))
             return
         state = self._drain(optimizer, loss=logs.get("loss"))
         steps, skipped = self._epoch_start
@@ -156,11 +158,13 @@ class MixedPrecision(keras.callbacks.Callback):
             policy = str(Policy(name))
         except PolicyError:
             policy = name  # a quantized or custom Keras policy
+        layers = dict(sorted(Counter(layer.dtype_policy.name for layer in leaf_layers(model)).items()))
         return {
             "backend": backend_name(),
             "polyamp": polyamp.__version__,
             "versions": versions(),
             "policy": policy,
+            "layer_policies": layers,
             "loss_scale": str(optimizer.loss_scale),
             "first_step": self._next_step,
             **self._header,

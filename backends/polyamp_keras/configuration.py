@@ -1,7 +1,8 @@
 """What `LossScaleOptimizer` accepts as its inner optimizer and its loss scale.
 
 Rules
-- A loss scale is a `polyamp.LossScale`, a preset's name, "dynamic", "none", a number (static), or None (dynamic, with the spec's defaults).
+- A loss scale is a `polyamp.LossScale`, a preset's name, "dynamic", "none", a number (static), None (dynamic, with the spec's defaults),
+  or a mapping of the fields of `LossScale`, as a saved config holds it.
 - The inner optimizer is an optimizer, its name, or its Keras config; one that scales by itself is refused, because gradients would be
   scaled twice.
 """
@@ -18,7 +19,7 @@ from polyamp import LossScale, LossScaleError
 __all__ = ["as_inner_optimizer", "as_loss_scale"]
 
 
-def as_loss_scale(value: LossScale | str | float | None) -> LossScale:
+def as_loss_scale(value: LossScale | Mapping[str, Any] | str | float | None) -> LossScale:
     """Configuration that `loss_scale=` stands for.
 
     Raises:
@@ -34,7 +35,9 @@ def as_loss_scale(value: LossScale | str | float | None) -> LossScale:
         return LossScale.static(float(value))
     if isinstance(value, Mapping):
         return LossScale(**value)
-    raise LossScaleError(f"loss_scale={value!r}: expected a polyamp.LossScale, a preset's name, a number for static scaling, or None for the defaults")
+    raise LossScaleError(
+        f"loss_scale={value!r}: expected a polyamp.LossScale, a preset's name, a number for static scaling, or None for the defaults"
+    )
 
 
 def as_inner_optimizer(value: Any) -> keras.optimizers.Optimizer:

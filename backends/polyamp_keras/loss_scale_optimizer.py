@@ -207,7 +207,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     def save_own_variables(self, store: Any) -> None:
         for index, variable in enumerate(self._saved_variables()):
-            store[str(index)] = ops.convert_to_numpy(variable)
+            store[str(index)] = native.host(variable)
 
     def load_own_variables(self, store: Any) -> None:
         """Reads what `save_own_variables` wrote, settings included. A file of another optimizer is skipped with a warning, as Keras does.
@@ -260,16 +260,14 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         return variable
 
     def _state_variables(self) -> ScaleTensors:
-        return ScaleTensors(
-            self.dynamic_scale, self.step_counter, self._hysteresis_left, self._skipped, self._consecutive_skips, self._steps
-        )
+        return ScaleTensors(self.dynamic_scale, self.step_counter, self._hysteresis_left, self._skipped, self._consecutive_skips, self._steps)
 
     def _saved_variables(self) -> list[Any]:
         working_memory = {id(self._ring_scales), id(self._ring_marks)}
         return [variable for variable in self.variables if id(variable) not in working_memory]
 
     def _host_state(self) -> LossScaleState:
-        return LossScaleState(*(ops.convert_to_numpy(variable).item() for variable in self._state_variables()))
+        return LossScaleState(*(native.host(variable).item() for variable in self._state_variables()))
 
     def _configure(self, config: LossScale) -> None:
         self._loss_scale = config

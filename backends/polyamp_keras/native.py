@@ -13,9 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
-__all__ = ["BACKEND", "branch", "compiled", "in_merge_call_strategy", "merge_replicas", "reduce_over_replicas"]
+__all__ = ["BACKEND", "branch", "compiled", "host", "in_merge_call_strategy", "merge_replicas", "reduce_over_replicas"]
 
 Tensor = Any
 
@@ -34,6 +35,12 @@ def branch(flag: Tensor, when_true: Callable[[], Any], when_false: Callable[[], 
         if not isinstance(flag, jax.core.Tracer):
             return when_true() if bool(flag) else when_false()
     return ops.cond(flag, when_true, when_false)
+
+
+def host(variable: Any) -> Any:
+    """Copy of a Keras variable's value as a numpy array. Waits for the device."""
+    # Through the tensor: numpy 2 warns about the variable's own __array__.
+    return np.array(ops.convert_to_numpy(variable.value))
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:

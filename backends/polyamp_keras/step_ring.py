@@ -16,8 +16,9 @@ import numpy as np
 from keras import ops
 
 from polyamp import StepRecord
+from polyamp_keras.native import host
 
-__all__ = ["NO_GRADIENTS", "NONFINITE_INF", "NONFINITE_NAN", "TAKEN", "StepRing"]
+__all__ = ["NONFINITE_INF", "NONFINITE_NAN", "NO_GRADIENTS", "TAKEN", "StepRing"]
 
 Tensor = Any
 
@@ -51,7 +52,7 @@ class StepRing:
 
     def read(self, since: int, until: int) -> tuple[StepRecord, ...]:
         """Records of the steps in [since, until) that the ring still holds, in order. One host read."""
-        marks, scales = ops.convert_to_numpy(self.marks), ops.convert_to_numpy(self.scales)
+        marks, scales = host(self.marks), host(self.scales)
         records = []
         for step in range(max(since, until - self.capacity), until):
             row = step % self.capacity

@@ -2,7 +2,8 @@
 
 Rules (docs/spec.md, section 9.2)
 - Kernel and bias are read in float32 and cast here: Keras' autocast would hand out the bias in 16 bits already.
-- The bias is broadcast in float32 and then cast, so that its gradient is reduced in float32; the stock layer reduces in 16 bits on JAX and TensorFlow.
+- The bias is broadcast in float32 and then cast, so that its gradient is reduced in float32; the stock layer reduces in 16 bits
+  on JAX and TensorFlow.
 - Snapping follows the cast, and its gradient passes straight through.
 - tanh is evaluated in float32 and rounded; its derivative is taken at the rounded value.
 """

@@ -15,6 +15,7 @@ import keras
 import numpy as np
 
 from polyamp.task import Array, OptimizerSpec
+from polyamp_keras.native import host
 
 __all__ = ["build", "read_slots", "write_slots"]
 
@@ -27,20 +28,16 @@ def build(spec: OptimizerSpec) -> keras.optimizers.Optimizer:
     h = {name: float(value) for name, value in spec.hyperparameters.items()}
     if spec.name == "sgd":
         return keras.optimizers.SGD(h["learning_rate"], momentum=h["momentum"])
-    return keras.optimizers.AdamW(
-        h["learning_rate"], beta_1=h["beta1"], beta_2=h["beta2"], epsilon=h["epsilon"], weight_decay=h["weight_decay"]
-    )
+    return keras.optimizers.AdamW(h["learning_rate"], beta_1=h["beta1"], beta_2=h["beta2"], epsilon=h["epsilon"], weight_decay=h["weight_decay"])
 
 
 def read_slots(spec: OptimizerSpec, optimizer: keras.optimizers.Optimizer, names: Sequence[str]) -> dict[str, dict[str, Array]]:
     """Slots by shared name, then by parameter; `names` are those of the variables that the optimizer was built on, in order."""
-    found = {slot: [keras.ops.convert_to_numpy(v) for v in variables] for slot, variables in _slot_variables(spec, optimizer).items()}
+    found = {slot: [host(v) for v in variables] for slot, variables in _slot_variables(spec, optimizer).items()}
     return {slot: dict(zip(names, (_shared(spec, value) for value in values), strict=True)) for slot, values in found.items() if values}
 
 
-def write_slots(
-    spec: OptimizerSpec, optimizer: keras.optimizers.Optimizer, names: Sequence[str], slots: Mapping[str, Mapping[str, Array]]
-) -> None:
+def write_slots(spec: OptimizerSpec, optimizer: keras.optimizers.Optimizer, names: Sequence[str], slots: Mapping[str, Mapping[str, Array]]) -> None:
     """Sets the slots from shared ones."""
     for slot, variables in _slot_variables(spec, optimizer).items():
         for name, variable in zip(names, variables, strict=bool(variables)):
@@ -55,7 +52,7 @@ def _slot_variables(spec: OptimizerSpec, optimizer: keras.optimizers.Optimizer) 
 
 def _shared(spec: OptimizerSpec, value: Array) -> Array:
     # + 0 turns the -0 of an untouched slot into 0.
-    return value / np.float32(-spec.hyperparameters["learning_rate"]) + np.float32(0) if spec.name == "sgd" else np.array(value)
+    return value / np.float32(-spec.hyperparameters["learning_rate"]) + np.float32(0) if spec.name == "sgd" else value
 
 
 def _native(spec: OptimizerSpec, value: Array) -> Array:

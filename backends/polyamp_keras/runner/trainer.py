@@ -19,6 +19,7 @@ from polyamp import Policy, StateError, UnsupportedError
 from polyamp.backend import Execution, Snapshot
 from polyamp.task import Array, StepOutcome, TrainingTask
 from polyamp_keras.loss_scale_optimizer import LossScaleOptimizer
+from polyamp_keras.native import host
 from polyamp_keras.runner.applier import make_applier
 from polyamp_keras.runner.devices import device_scope
 from polyamp_keras.runner.layers import TaskDense
@@ -66,12 +67,12 @@ class KerasTrainer:
             return self._outcome(train)
 
     def snapshot(self) -> Snapshot:
-        values = {name: np.array(keras.ops.convert_to_numpy(variable)) for name, variable in zip(self._names, self._variables, strict=True)}
+        values = {name: host(variable) for name, variable in zip(self._names, self._variables, strict=True)}
         inner = self._optimizer.inner_optimizer
         return Snapshot(
             parameters={name: values[name] for name in self.task.parameters},
             slots=read_slots(self.task.optimizer, inner, self._names),
-            optimizer_steps=int(keras.ops.convert_to_numpy(inner.iterations)),
+            optimizer_steps=int(host(inner.iterations)),
             loss_scale=self._optimizer.state_dict(),
         )
 
