@@ -29,7 +29,7 @@ class Capabilities:
         devices: devices that can be named here and now, e.g. `("cpu", "cuda")`.
         formats: compute formats per device.
         subnormals: per device and format, `"kept"` or `"flushed"`.
-        executions: sides of the compile boundary that it offers.
+        executions: sides of the compile boundary that it offers; the first is what users get by default, and what training cases run on.
         families: conformance families that it takes part in: `"loss_scale"`, `"step"`, `"training"`.
         layers: layer kinds of `TrainingTask` that it can build.
         losses: losses of `TrainingTask` that it can compute.

@@ -170,9 +170,10 @@ def _values_fault(got: StepRecord, want: StepRecord) -> str | None:
             return f"{name} is {values.get(name)}, expected {want.values[name]:g}: {_VALUE_CAUSE[name]}"
     for name, limit in (("update_error", TOLERANCE), ("slots_error", TOLERANCE), ("formula_error", ADAMW_TOLERANCE)):
         if not values.get(name, 0.0) <= limit:
-            error, ratio = values[name], values.get("update_ratio", math.nan)
-            if 0 < abs(math.log2(ratio)) < 40 and abs(math.log2(ratio) - round(math.log2(ratio))) < 0.05 and round(math.log2(ratio)):
-                cause = f"the update is 2^{round(math.log2(ratio))} of what it should be: unscaled with another scale than the gradients carry"
+            error, ratio = values[name], values.get("gradient_ratio", 0.0)
+            power = round(math.log2(ratio)) if 0 < ratio < math.inf else 0
+            if power and abs(math.log2(ratio) - power) < 0.05:
+                cause = f"the gradient is 2^{power} of what it should be: unscaled with another scale than it carries"
             else:
                 cause = "unscaled in 16 bits, masters kept in 16 bits, or another optimizer rule"
             return f"{name} {error:.3g} of the largest entry (at most {limit:g}): {cause}"

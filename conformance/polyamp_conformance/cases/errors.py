@@ -40,15 +40,21 @@ def step_errors(optimizer: OptimizerSpec, start: Snapshot, got: Snapshot, want: 
     if optimizer.name == "sgd":
         wanted = _difference(want.parameters, start.parameters)
         errors["update_error"] = _error(made, wanted)
-        errors["update_ratio"] = _ratio(made, wanted)
     else:
         own = {
             name: adamw_step(start.parameters[name], got.slots["m"][name], got.slots["v"][name], got.optimizer_steps, optimizer.hyperparameters)
             for name in start.parameters
         }
         errors["formula_error"] = _error(made, _difference(own, start.parameters))
-        errors["update_ratio"] = _ratio(got.slots["m"], want.slots["m"])
+    errors["gradient_ratio"] = _ratio(_gradients(optimizer, start, got), _gradients(optimizer, start, want))
     return errors
+
+
+def _gradients(optimizer: OptimizerSpec, start: Snapshot, after: Snapshot) -> dict[str, Array]:
+    """The unscaled gradients, up to a constant factor, as the first slot took them in: what it holds beyond its own decay."""
+    slot, decay = ("v", "momentum") if optimizer.name == "sgd" else ("m", "beta1")
+    kept = {name: optimizer.hyperparameters[decay] * np.asarray(v, np.float64) for name, v in start.slots[slot].items()}
+    return _difference(after.slots[slot], kept)
 
 
 def _difference(a: Mapping[str, Array], b: Mapping[str, Array]) -> dict[str, Array]:

@@ -139,7 +139,7 @@ def _replay_case(optimizer: str, seed: int) -> Case:
 
 
 def _injection_case(optimizer: str, seed: int) -> Case:
-    workload = digits_mlp(seed, optimizer, steps=_INJECTION_STEPS, loss_scale=LossScale.dynamic(init_scale=2.0**4, growth_interval=20))
+    workload = digits_mlp(seed, optimizer, steps=_INJECTION_STEPS, loss_scale=LossScale.dynamic(init_scale=2.0**4, growth_interval=5))
     task = workload.task
     schedule = _injections(seed, list(task.parameters))
 
