@@ -25,7 +25,7 @@ class LaggedRead:
     """
 
     def __init__(self, device: torch.device, count: int) -> None:
-        self._pinned = None if device.type == "cpu" else torch.zeros(count, dtype=torch.float32, pin_memory=True)
+        self._pinned = None if device.type == "cpu" else _pinned_buffer(count)
         self._event = None if device.type == "cpu" else torch.Event(device)
         self._waiting: tuple[int, Sequence[Tensor] | None] | None = None
 
@@ -57,3 +57,8 @@ class LaggedRead:
             return None
         self._waiting = None
         return tag, self._pinned.tolist()
+
+
+def _pinned_buffer(count: int) -> Tensor:
+    """Host memory that a device copies to on its own."""
+    return torch.zeros(count, dtype=torch.float32, pin_memory=True)

@@ -36,7 +36,21 @@ class ScaleState(NamedTuple):
 
 
 class ScaleRules(NamedTuple):
-    """What the transition needs of `polyamp.LossScale`, as 0-d tensors: float32, int32, and bool for the two choices."""
+    """What the transition needs of `polyamp.LossScale`, as 0-d tensors.
+
+    A scale that is not dynamic has the factors 1, an interval that no counter reaches, and a count that hysteresis never exceeds; so it
+    runs through the same operations and stays where it is.
+
+    Attributes:
+        growth_factor: float32.
+        backoff_factor: float32.
+        min_scale: float32.
+        max_scale: float32.
+        growth_interval: int64.
+        hysteresis: int32.
+        hold_above: int32; a skip holds the scale while more of the hysteresis is left.
+        refill_on_finite: bool.
+    """
 
     growth_factor: Tensor
     backoff_factor: Tensor
@@ -44,31 +58,27 @@ class ScaleRules(NamedTuple):
     max_scale: Tensor
     growth_interval: Tensor
     hysteresis: Tensor
-    dynamic: Tensor
+    hold_above: Tensor
     refill_on_finite: Tensor
 
 
 def rules(config: LossScale, device: torch.device | str) -> ScaleRules:
     """Places a configuration on a device."""
 
-    def float_(value: float) -> Tensor:
-        return torch.tensor(value, dtype=torch.float32, device=device)
+    dynamic = config.kind == "dynamic"
 
-    def int_(value: int) -> Tensor:
-        return torch.tensor(value, dtype=torch.int32, device=device)
-
-    def bool_(value: bool) -> Tensor:
-        return torch.tensor(value, dtype=torch.bool, device=device)
+    def tensor(value: float, dtype: torch.dtype) -> Tensor:
+        return torch.tensor(value, dtype=dtype, device=device)
 
     return ScaleRules(
-        growth_factor=float_(config.growth_factor),
-        backoff_factor=float_(config.backoff_factor),
-        min_scale=float_(config.min_scale),
-        max_scale=float_(config.max_scale),
-        growth_interval=int_(config.growth_interval),
-        hysteresis=int_(config.hysteresis),
-        dynamic=bool_(config.kind == "dynamic"),
-        refill_on_finite=bool_(config.hysteresis_refill == "finite"),
+        growth_factor=tensor(config.growth_factor if dynamic else 1.0, torch.float32),
+        backoff_factor=tensor(config.backoff_factor if dynamic else 1.0, torch.float32),
+        min_scale=tensor(config.min_scale, torch.float32),
+        max_scale=tensor(config.max_scale, torch.float32),
+        growth_interval=tensor(config.growth_interval if dynamic else _INT32_MAX + 1, torch.int64),
+        hysteresis=tensor(config.hysteresis, torch.int32),
+        hold_above=tensor(1 if dynamic else _INT32_MAX, torch.int32),
+        refill_on_finite=tensor(config.hysteresis_refill == "finite", torch.bool),
     )
 
 
@@ -121,17 +131,18 @@ def update(state: ScaleState, rule: ScaleRules, found_inf: Tensor) -> ScaleState
         The state for the next step, on the same device.
     """
     skip = found_inf != 0
+    finite = ~skip
     good_steps = state.good_steps + (state.good_steps < _INT32_MAX)
-    due = rule.dynamic & ~skip & (good_steps >= rule.growth_interval)
+    counts_on = finite & (good_steps < rule.growth_interval)
+    due = finite ^ counts_on
+    holds = skip & (state.hysteresis_left > rule.hold_above)
+    lowers = skip ^ holds
     grown = state.scale * rule.growth_factor
     lowered = torch.maximum(state.scale * rule.backoff_factor, rule.min_scale)
-    holds = rule.dynamic & skip & (state.hysteresis_left > 1)
-    lowers = rule.dynamic & skip & (state.hysteresis_left <= 1)
-    scale = torch.where(due & (grown <= rule.max_scale), grown, torch.where(lowers, lowered, state.scale))
-    refills = torch.where(rule.refill_on_finite, ~skip, due)
+    refills = torch.where(rule.refill_on_finite, finite, due)
     return ScaleState(
-        scale=scale,
-        good_steps=good_steps * ~(skip | due),
+        scale=torch.where(due & (grown <= rule.max_scale), grown, torch.where(lowers, lowered, state.scale)),
+        good_steps=good_steps * counts_on,
         hysteresis_left=torch.where(refills, rule.hysteresis, state.hysteresis_left - holds.int()),
         skipped=state.skipped + skip,
         consecutive_skips=(state.consecutive_skips + 1) * skip,
