@@ -158,8 +158,6 @@ class ScalerState(torch.amp.GradScaler):
                 )
             new_scale = float(new_scale.item())
         value = self._config.check_scale(new_scale)
-        if self._config.kind == "none" and value != 1.0:
-            raise LossScaleError(f"new_scale={value:g}, but the scaler was built without scaling; use LossScale.static or LossScale.dynamic")
         self._state = self._state._replace(scale=torch.full_like(self._state.scale, value))
         self._clear()
         self._watch = ScaleWatch(self._config, value, self._scale_device)
