@@ -114,7 +114,8 @@ class MixedPrecision:
 
         Args:
             loss_fn: `loss_fn(params, *args, **kwargs)` returns a real floating scalar, or with `has_aux` a pair of it and anything.
-                It gets floating parameters in the compute dtype.
+                It gets floating parameters in the compute dtype. Compute the loss itself in float32: its cotangent is the scale, and a
+                float16 loss can't carry one beyond 65504, so that such steps are skipped until the scale has backed off.
             has_aux: whether `loss_fn` returns a pair.
 
         Returns:

@@ -89,6 +89,21 @@ def test_gradients_carry_the_rounding_and_the_overflow_of_the_compute_dtype() ->
     assert float(grads["third"]) == float(np.float16(1 / 3))
 
 
+def test_a_float16_loss_costs_one_skip_and_then_trains() -> None:
+    """The scale is the cotangent of the loss, and float16 has no 65536; a float32 loss takes it at once."""
+    mp = pj.MixedPrecision("mixed_float16", optax.sgd(1.0))
+
+    def scales(dtype: str) -> list[float]:
+        run = jax.jit(mp.value_and_grad(lambda p: p.astype(dtype) * jnp.asarray(2.0**-10, dtype)))
+        states = [mp.init(jnp.float32(3))]
+        for _ in range(2):
+            states.append(mp.apply_gradients(states[-1], run(states[-1])[1]))
+        return [float(state.loss_scale.scale) for state in states]
+
+    assert scales("float16") == [65536, 32768, 32768]
+    assert scales("float32") == [65536, 65536, 65536]
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_float16_loss_of_the_largest_default_scale_does_not_overflow(compiled: bool) -> None:
     mp = pj.MixedPrecision("mixed_float16", optax.sgd(1))
@@ -267,6 +282,29 @@ def test_types_are_invariant_and_a_step_compiles_once(tx: Any, skip: Any, counte
         assert types(state) == before
     assert traces == [1]
     assert 0 < int(state.loss_scale.skipped) < 5
+
+
+@pytest.mark.parametrize("skip", SKIPS)
+def test_an_optimizer_that_promotes_its_state_is_held_to_its_types(skip: Any, counted: Any) -> None:
+    """Weakly typed numbers and a moment in another dtype are what real transformations carry."""
+
+    def init(params: Any) -> dict[str, Any]:
+        return {"rate": jnp.asarray(0.5), "moment": jax.tree.map(lambda p: p.astype(jnp.bfloat16), params), "count": 0}
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        moment = jax.tree.map(lambda m, g: m.astype(jnp.float32) + g, state["moment"], updates)
+        return updates, {"rate": state["rate"] * 0.5, "moment": moment, "count": state["count"] + 1}
+
+    mp = pj.MixedPrecision("mixed_float16", optax.GradientTransformation(init, update), LossScale.static(2), skip=skip)
+    body, traces = counted(mp.apply_gradients)
+    apply, state = jax.jit(body), mp.init(jnp.zeros(2))
+    for step in range(1, 4):
+        state = apply(state, jnp.ones(2))
+        carried = state.opt_state
+        assert [carried[k].dtype for k in ("rate", "moment", "count")] == [jnp.float32, jnp.bfloat16, jnp.int32]
+        assert not any(leaf.weak_type for leaf in jax.tree.leaves(state))
+        assert (float(carried["rate"]), carried["moment"].tolist(), int(carried["count"])) == (0.5 ** (step + 1), [0.5 * step] * 2, step)
+    assert traces == [1]
 
 
 def test_donation_takes_no_array_of_the_caller() -> None:

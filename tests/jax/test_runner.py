@@ -210,6 +210,8 @@ def test_products_accumulate_in_float32_and_round_once(compiled: bool) -> None:
     assert grad.dtype == jnp.float16
     assert grad[1:].tolist() == [[60000]] * 1024
     assert grad[0].tolist() == [np.inf]
+    program = str(jax.make_jaxpr(run)(jnp.ones((1025, 1), jnp.float16)))
+    assert program.count("dot_general[") == program.count("preferred_element_type=float32") == 2
 
 
 def test_tanh_is_differentiated_at_its_rounded_value() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import get_args
 
 from polyamp.backend import Capabilities, Execution, ScaleDriver, Trainer
 from polyamp.errors import UnsupportedError
@@ -18,7 +17,7 @@ from polyamp_jax.runner.trainer import JaxScaleDriver, JaxTrainer
 __all__ = ["JaxBackend"]
 
 _FORMATS = ("float32", "float16", "bfloat16")
-_EXECUTIONS: tuple[Execution, ...] = get_args(Execution)
+_EXECUTIONS: tuple[Execution, ...] = ("compiled", "eager")  # jit first: it is what users run
 
 
 @cache
