@@ -13,7 +13,7 @@ from polyamp_torch.runner.compiler import compile_whole
 
 from polyamp import LossScale, LossScaleState, StateError
 
-LOADING_INDUCTOR = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+LOADING_INDUCTOR = pytest.mark.filterwarnings(r"ignore::DeprecationWarning:torch\.")
 
 
 @st.composite

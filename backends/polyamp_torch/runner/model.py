@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyamp.task import Dense, Snap, TrainingTask
-from polyamp_torch.autocast import autocast
+from polyamp_torch.autocasting import autocast
 
 __all__ = ["DenseLayer", "TaskModel", "task_loss"]
 
