@@ -78,9 +78,7 @@ def cli() -> None:
 def _plugged_in() -> Mapping[str, list[EntryPoint]]:
     found: dict[str, list[EntryPoint]] = {}
     for entry in entry_points(group=GROUP):
-        others = found.setdefault(entry.name, [])
-        if (_owner(entry), entry.value) not in [(_owner(other), other.value) for other in others]:
-            others.append(entry)
+        found.setdefault(entry.name, []).append(entry)
     return found
 
 

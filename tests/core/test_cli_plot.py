@@ -49,6 +49,15 @@ def test_each_skip_is_a_tick(tmp_path: Path) -> None:
         assert ticks(tmp_path / f"{count}.svg") == count
 
 
+def test_the_last_step_has_a_width_and_ends_at_the_scale_after_it(tmp_path: Path) -> None:
+    make(tmp_path / "one.jsonl", "X")
+    assert invoke("trace", "plot", tmp_path / "one.jsonl", "-o", tmp_path / "out.svg").exit_code == 0
+    paths = [path.get("d") or "" for path in ElementTree.parse(tmp_path / "out.svg").iter(f"{SVG}path") if "#1f77b4" in (path.get("style") or "")]
+    x, y = zip(*(map(float, point.split()) for point in paths[0].replace("M", "L").split("L") if point.strip()), strict=True)
+    assert x[0] < x[-1]
+    assert y[0] < y[-1]  # the y axis of a picture points down: the scale fell
+
+
 def test_png_is_a_picture_of_some_size(tmp_path: Path) -> None:
     make(tmp_path / "a.jsonl")
     assert invoke("trace", "plot", tmp_path / "a.jsonl", "-o", tmp_path / "out.PNG").exit_code == 0

@@ -109,10 +109,10 @@ def test_a_lowered_interval_takes_effect_at_once() -> None:
 
 
 def test_products_are_rounded_to_float32_once_with_float32_factors() -> None:
-    grown = LossScale.dynamic(init_scale=1, growth_factor=1.1, growth_interval=1)
-    assert scales(grown, "...") == [1.100000023841858, 1.2100000381469727, 1.3310000896453857]
-    backed_off = LossScale.dynamic(init_scale=1000, backoff_factor=0.7)
-    assert scales(backed_off, "XXX") == [700.0, 490.0, 343.0]
+    grown = LossScale.dynamic(init_scale=1, growth_factor=1.3, growth_interval=1)
+    assert scales(grown, "...") == [1.2999999523162842, 1.6899998188018799, 2.1969997882843018]  # a float64 factor: 1.6899999380111694
+    backed_off = LossScale.dynamic(init_scale=1000, backoff_factor=0.3)
+    assert scales(backed_off, "XXX") == [300.0, 90.0, 27.000001907348633]  # a float64 factor: 27.0
 
 
 def test_the_initial_scale_is_rounded_to_float32() -> None:

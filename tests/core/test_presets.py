@@ -62,8 +62,9 @@ def test_apex_stops_at_2_to_the_24() -> None:
     assert scales(LossScale.like("apex", init_scale=2.0**23, growth_interval=1), "...") == [2.0**24] * 3
 
 
-def test_megatron_needs_two_overflows_and_then_one() -> None:
-    assert scales(LossScale.like("megatron", init_scale=16), "XX.X") == [16, 8, 8, 4]
+@pytest.mark.parametrize("name", ["deepspeed", "megatron"])
+def test_patience_that_only_growth_refills_takes_two_overflows_and_then_one(name: str) -> None:
+    assert scales(LossScale.like(name, init_scale=16), "XX.X") == [16, 8, 8, 4]
 
 
 def test_an_unknown_library_is_an_error_that_lists_the_known_ones() -> None:

@@ -124,6 +124,13 @@ def test_a_plug_in_whose_own_requirement_is_missing_says_how_to_install_it(insta
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
 
 
+def test_a_plug_in_whose_own_module_is_gone_surfaces_as_it_is(install: Install) -> None:
+    install("mine-dist", ENTRY)
+    with pytest.raises(ModuleNotFoundError, match="mine_plugin") as caught:
+        polyamp.get_backend("mine")
+    assert not isinstance(caught.value, MissingFrameworkError)
+
+
 def test_a_framework_that_fails_in_the_hook_says_so_too(install: Install) -> None:
     source = PLUGIN.replace('return Mine() if name == "mine" else None', "import a_framework_of_tomorrow")
     install("mine-dist", ENTRY, {"mine_plugin": source})
