@@ -15,7 +15,8 @@ _REQUIRED = {
     "float16_matmul_accumulation": (("float32", "float64"), "float16 products are accumulated in 16 bits"),
     "float16_subnormals": (("kept",), "float16 subnormals are flushed"),
     "float16_round_trip": (("kept",), "the compiler removes casts to float16 and back, so overflows vanish"),
-    "float16_fma": (("none",), "float16 multiply and add are contracted to one rounding"),
+    "float16_multiply_add": (("rounded",), "float16 multiply and add are contracted to one rounding"),
+    "float16_matmul_add": (("rounded",), "a bias is added to a float16 product before it is rounded"),
     "constant_scale": (("kept",), "the compiler cancels the loss scale against its inverse"),
 }
 

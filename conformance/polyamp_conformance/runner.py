@@ -33,6 +33,7 @@ __all__ = ["Options", "Progress", "default_jobs", "run"]
 
 _OWN = ("reference", "traces", "workers", FILE_NAME, "junit.xml", "report.html")
 _POLL_SECONDS = 0.1
+_START_SECONDS = 120.0  # importing a framework on a busy machine is no hang
 Progress = Callable[[str, int, int, str], None]
 """Called with backend, cases done, cases planned (0: not known yet) and what it is doing."""
 
@@ -181,9 +182,10 @@ def _run_group(names: Sequence[str], options: Options, progress: Progress, secon
             for process in list(running):
                 ended = process.poll()
                 silent = time.monotonic() - process.last_sign
-                if not ended and silent > options.timeout:
+                limit = options.timeout if process.planned else max(options.timeout, _START_SECONDS)
+                if not ended and silent > limit:
                     process.kill()
-                    ended, deaths[process.name] = True, f"hung: no sign of life for {options.timeout:g} s in {process.doing}"
+                    ended, deaths[process.name] = True, f"hung: no sign of life for {limit:g} s in {process.doing}"
                 if ended:
                     running.remove(process)
                     process.log.close()

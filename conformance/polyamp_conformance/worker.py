@@ -107,7 +107,7 @@ class _Worker:
             if is_oracle and case.prepare is not None:
                 case.prepare(references)
             path = trace_path(self.directory, self.job.backend, case.name, execution)
-            with Trace.writer(path, {**header, "execution": execution, "case": case.name, **case.header}) as writer:
+            with Trace.writer(path, {**header, "execution": execution, "case": case.name, **case.header()}) as writer:
                 observation = case.observe(context)
                 while True:
                     try:

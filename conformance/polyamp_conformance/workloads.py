@@ -1,6 +1,7 @@
 """Workloads: seeded training runs as framework-free arrays.
 
 Rules (docs/spec.md, sections 9.2 and 9.3)
+- Workloads are cached: treat their arrays as constants.
 - A workload gives its task (network, initial values, optimizer, policy, loss scale), its batches in order and its held-out rows.
 - `digits-mlp` is an ordinary network: judged by replay and injection; of its free run only the first 25 steps must match.
 - `digits-exact` is its dyadic sister: every product and partial sum is exact in float32 in any order, so scale, skips and master bits
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -63,6 +65,7 @@ class Workload:
         return replace(self, task=replace(self.task, **changes))
 
 
+@lru_cache(maxsize=16)
 def digits_mlp(seed: int, optimizer: str, *, steps: int = 800, policy: str = "mixed_float16", loss_scale: LossScale | None = None) -> Workload:
     """64-64-32-10 tanh network with biases, softmax cross-entropy, batch 32; the scale saw-tooths through natural overflows.
 
@@ -94,6 +97,7 @@ def digits_mlp(seed: int, optimizer: str, *, steps: int = 800, policy: str = "mi
     return Workload(task, pixels[order], classes[order], held_pixels, held_classes)
 
 
+@lru_cache(maxsize=16)
 def digits_exact(seed: int, *, steps: int = 300, init_scale: float = 2.0**20) -> Workload:
     """64-32-16 ReLU network without biases on pixels rounded to quarters: dyadic, so that every float32 sum is exact.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
+from functools import cache
 
 from polyamp_conformance.cases.base import Case
 from polyamp_conformance.cases.scripted import scripted_cases
@@ -13,9 +14,10 @@ from polyamp_conformance.cases.training import training_cases
 __all__ = ["Case", "all_cases", "select"]
 
 
-def all_cases(seed: int = 0) -> list[Case]:
+@cache
+def all_cases(seed: int = 0) -> tuple[Case, ...]:
     """Every case, for one base seed of the training workloads."""
-    return [*scripted_cases(), *stepping_cases(), *training_cases(seed)]
+    return (*scripted_cases(), *stepping_cases(), *training_cases(seed))
 
 
 def select(cases: Iterable[Case], families: Iterable[str] = (), patterns: Iterable[str] = ()) -> list[Case]:

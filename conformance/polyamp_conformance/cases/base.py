@@ -107,7 +107,7 @@ class Case:
         every_execution: whether it runs on each side of the compile boundary, or only on the one that users get by default.
         plotted: whether the report plots its scale.
         prepare: run once by the oracle before anything else, to write reference files.
-        header: workload, policy, loss scale, seed: what goes into the trace's header.
+        header: gives workload, policy, loss scale, seed for the trace's header; called when the case is run, so that listing cases builds no data.
     """
 
     name: str
@@ -120,7 +120,7 @@ class Case:
     every_execution: bool = False
     plotted: bool = False
     prepare: Callable[[Path], None] | None = None
-    header: Mapping[str, Any] = field(default_factory=dict)
+    header: Callable[[], Mapping[str, Any]] = dict
 
     @property
     def family(self) -> str:

@@ -50,7 +50,7 @@ def _case(script: Script) -> Case:
         judge=judge.exact,
         expected=_expected(script),
         every_execution=True,
-        header={"loss_scale": str(script.loss_scale)},
+        header=lambda: {"loss_scale": str(script.loss_scale)},
     )
 
 

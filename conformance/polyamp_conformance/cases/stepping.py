@@ -130,7 +130,7 @@ def _case(
         judge=judge.exact,
         needs=Needs(formats=("float16",), layers=("dense",), losses=("mse",), optimizers=(optimizer.name,)),
         every_execution=True,
-        header={"loss_scale": str(loss_scale), "policy": str(task.policy), "workload": task.workload},
+        header=lambda: {"loss_scale": str(loss_scale), "policy": str(task.policy), "workload": task.workload},
     )
 
 

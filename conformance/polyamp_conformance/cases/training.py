@@ -10,7 +10,8 @@ Rules (docs/spec.md, section 9.4)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,28 +37,32 @@ _INJECTION_STEPS = 200
 
 def training_cases(seed: int) -> list[Case]:
     """All training cases of one base seed; the exact workload takes `EXACT_SEEDS` seeds from it on."""
-    cases = [_exact_case(f"training/digits-exact/seed-{s}", digits_exact(s), s, every_execution=s == seed) for s in range(seed, seed + EXACT_SEEDS)]
-    tiny = digits_exact(seed, init_scale=2.0**44)
+    seeds = range(seed, seed + EXACT_SEEDS)
+    cases = [_exact_case(f"training/digits-exact/seed-{s}", partial(digits_exact, s), s, every_execution=s == seed) for s in seeds]
+    tiny = partial(digits_exact, seed, init_scale=2.0**44)
     cases.append(_exact_case(f"training/digits-exact/tiny-{seed}", tiny, seed, loss_factor=2.0**-26))
     for optimizer in ("sgd", "adamw"):
         cases += [_replay_case(optimizer, seed), _injection_case(optimizer, seed), _free_run_case(optimizer, seed)]
     return cases
 
 
-def _needs(workload: Workload, *formats: str) -> Needs:
-    task = workload.task
-    return Needs(formats=formats or ("float16",), layers=("dense",), losses=(task.loss,), optimizers=(task.optimizer.name,))
+Build = Callable[[], Workload]
+"""Builds a workload; cached, and called only in a worker, so that listing cases loads no data."""
 
 
-def _header(workload: Workload, seed: int) -> dict[str, Any]:
-    task = workload.task
+def _needs(loss: str, optimizer: str, *formats: str) -> Needs:
+    return Needs(formats=formats or ("float16",), layers=("dense",), losses=(loss,), optimizers=(optimizer,))
+
+
+def _header(build: Build, seed: int) -> dict[str, Any]:
+    task = build().task
     return {"workload": task.workload, "policy": str(task.policy), "loss_scale": str(task.loss_scale), "optimizer": task.optimizer.name, "seed": seed}
 
 
-def _exact_case(name: str, workload: Workload, seed: int, *, loss_factor: float = 1.0, every_execution: bool = False) -> Case:
-    task = workload.task
-
+def _exact_case(name: str, build: Build, seed: int, *, loss_factor: float = 1.0, every_execution: bool = False) -> Case:
     def observe(context: Context) -> Observation:
+        workload = build()
+        task = workload.task
         trainer = context.backend.trainer(task, context.device, context.execution)
         bits = 0.0
         for number, (x, y) in enumerate(zip(workload.inputs, workload.targets, strict=True)):
@@ -86,10 +91,10 @@ def _exact_case(name: str, workload: Workload, seed: int, *, loss_factor: float 
         + (" (loss x 2^-26: unscaling has to be in float32)" if loss_factor != 1 else ""),
         observe=observe,
         judge=judge.exact,
-        needs=_needs(workload),
+        needs=_needs("mse", "sgd"),
         every_execution=every_execution,
         plotted=loss_factor == 1,
-        header=_header(workload, seed),
+        header=partial(_header, build, seed),
     )
 
 
@@ -98,10 +103,11 @@ def _reference_path(folder: Path, optimizer: str, seed: int) -> Path:
 
 
 def _replay_case(optimizer: str, seed: int) -> Case:
-    workload = digits_mlp(seed, optimizer)
-    task = workload.task
+    build = partial(digits_mlp, seed, optimizer)
 
     def observe(context: Context) -> Observation:
+        workload = build()
+        task = workload.task
         reference = Reference.read(_reference_path(context.references, optimizer, seed))
         trainer = context.backend.trainer(task, context.device, context.execution)
         for number, (x, y) in enumerate(zip(workload.inputs, workload.targets, strict=True)):
@@ -131,19 +137,21 @@ def _replay_case(optimizer: str, seed: int) -> Case:
         title="each single step from the oracle's state: decision, counters, update",
         observe=observe,
         judge=judge.replay,
-        needs=_needs(workload),
+        needs=_needs("softmax_cross_entropy", optimizer),
         plotted=True,
-        prepare=lambda folder: write_reference(workload, _reference_path(folder, optimizer, seed)),
-        header=_header(workload, seed),
+        prepare=lambda folder: write_reference(build(), _reference_path(folder, optimizer, seed)),
+        header=partial(_header, build, seed),
     )
 
 
 def _injection_case(optimizer: str, seed: int) -> Case:
-    workload = digits_mlp(seed, optimizer, steps=_INJECTION_STEPS, loss_scale=LossScale.dynamic(init_scale=2.0**4, growth_interval=5))
-    task = workload.task
-    schedule = _injections(seed, list(task.parameters))
+    loss_scale = LossScale.dynamic(init_scale=2.0**4, growth_interval=5)
+    build = partial(digits_mlp, seed, optimizer, steps=_INJECTION_STEPS, loss_scale=loss_scale)
 
     def observe(context: Context) -> Observation:
+        workload = build()
+        task = workload.task
+        schedule = _injections(seed, list(task.parameters))
         trainer = context.backend.trainer(task, context.device, context.execution)
         for number, (x, y) in enumerate(zip(workload.inputs, workload.targets, strict=True)):
             if number not in schedule:
@@ -172,9 +180,9 @@ def _injection_case(optimizer: str, seed: int) -> Case:
         title="inf, -inf, NaN and 2^40 on the loss and in each gradient: every one skipped, nothing moved, nothing else skipped",
         observe=observe,
         judge=judge.exact,
-        needs=_needs(workload),
+        needs=_needs("softmax_cross_entropy", optimizer),
         plotted=True,
-        header=_header(workload, seed),
+        header=partial(_header, build, seed),
     )
 
 
@@ -189,11 +197,11 @@ def _injections(seed: int, leaves: list[str]) -> Mapping[int, tuple[str | None, 
 
 
 def _free_run_case(optimizer: str, seed: int) -> Case:
-    workload = digits_mlp(seed, optimizer)
-    baseline = digits_mlp(seed, optimizer, policy="float32", loss_scale=LossScale.none())
-    task = workload.task
+    build = partial(digits_mlp, seed, optimizer)
 
     def observe(context: Context) -> Observation:
+        workload = build()
+        task = workload.task
         trainer = context.backend.trainer(task, context.device, context.execution)
         for number, (x, y) in enumerate(zip(workload.inputs, workload.targets, strict=True)):
             values = {}
@@ -206,6 +214,7 @@ def _free_run_case(optimizer: str, seed: int) -> Case:
                 step=number, scale=outcome.scale, scale_after=outcome.scale_after, skipped=outcome.skipped, loss=outcome.loss, values=values
             )
         accuracy = workload.accuracy(trainer.predict(workload.held_out_inputs))
+        baseline = digits_mlp(seed, optimizer, policy="float32", loss_scale=LossScale.none())
         reference = context.backend.trainer(baseline.task, context.device, context.execution)
         for x, y in zip(baseline.inputs, baseline.targets, strict=True):
             reference.step(x, y)
@@ -217,7 +226,7 @@ def _free_run_case(optimizer: str, seed: int) -> Case:
         title="an ordinary float16 training run: first 25 steps as the oracle's, accuracy above 95 % and within half a point of float32",
         observe=observe,
         judge=judge.free_run,
-        needs=_needs(workload, "float16", "float32"),
+        needs=_needs("softmax_cross_entropy", optimizer, "float16", "float32"),
         plotted=True,
-        header=_header(workload, seed),
+        header=partial(_header, build, seed),
     )
