@@ -19,7 +19,7 @@ from polyamp_keras.versions import backend_name, versions
 __all__ = ["KerasBackend"]
 
 # Keras' torch backend compiles nothing by default: both executions would be the same one.
-_EXECUTIONS: tuple[Execution, ...] = ("eager",) if BACKEND == "torch" else ("eager", "compiled")
+_EXECUTIONS: tuple[Execution, ...] = ("eager",) if BACKEND == "torch" else ("compiled", "eager")
 
 _probe = cache(probe)
 
