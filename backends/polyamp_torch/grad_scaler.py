@@ -98,7 +98,7 @@ class GradScaler(ScalerState):
             }
             self._buffer = TraceBuffer(trace if isinstance(trace, TraceWriter) else Trace.writer(os.fspath(trace), header), trace_every)
 
-    def scale(self, outputs: T) -> T:  # type: ignore[override]
+    def scale(self, outputs: T) -> T:
         """Multiplies a loss, or a nested list, tuple, mapping or iterator of losses, by the scale.
 
         float16 and bfloat16 values are cast to float32 first: a float16 loss times 65536 would overflow.
@@ -142,7 +142,7 @@ class GradScaler(ScalerState):
             polyamp.MisuseError: called twice, without `scale`, or with a closure, which would compute other gradients than those checked.
         """
         if not self._enabled:
-            return optimizer.step(*args, **kwargs)
+            return _run(optimizer, *args, **kwargs)
         if kwargs.get("closure") is not None or (args and callable(args[0])):
             raise MisuseError("step() with a closure: it would compute gradients that nobody unscales; compute them before step()")
         stage = self._stage(optimizer)
@@ -152,7 +152,7 @@ class GradScaler(ScalerState):
         if not self._config.check:
             self._window.optimizers[id(optimizer)] = optimizer
             self._window.with_gradients = True
-            result = optimizer.step(*args, **kwargs)
+            result = _run(optimizer, *args, **kwargs)
         elif getattr(optimizer, "_step_supports_amp_scaling", False):
             result = self._step_with_flag(optimizer, *args, **kwargs)
         else:
@@ -162,7 +162,7 @@ class GradScaler(ScalerState):
                 self._window.note_infinities(optimizer, self._scale_device)
                 result = None
             else:
-                result = optimizer.step(*args, **kwargs)
+                result = _run(optimizer, *args, **kwargs)
         self._per_optimizer_states[id(optimizer)]["stage"] = OptState.STEPPED
         return result
 
@@ -227,7 +227,7 @@ class GradScaler(ScalerState):
         finally:
             buffer.writer.__exit__(kind, error, traceback)  # without a footer: the run did not end cleanly
 
-    def _check_inf_per_device(self, optimizer: Optimizer) -> dict[torch.device, Tensor]:
+    def _check_inf_per_device(self, optimizer: Optimizer) -> dict[str, Any]:
         self._take_verdict(optimizer, self._one, recheck=False, allow_float16=True)
         return self._found_inf_per_device(optimizer)
 
@@ -257,11 +257,14 @@ class GradScaler(ScalerState):
         return flags[0] if len(flags) == 1 else torch.stack(flags).amax()
 
     def _step_with_flag(self, optimizer: Any, *args: Any, **kwargs: Any) -> float | None:
-        """Runs an optimizer that unscales and skips by itself, on the device."""
-        if _takes_grad_scaler(type(optimizer)):
+        """Runs an optimizer that unscales and skips by itself, on the device.
+
+        torch's fused kernels divide by the scale where `unscale_` multiplies by its inverse: the same for powers of two only.
+        """
+        if _takes_grad_scaler(type(optimizer)):  # type: ignore[arg-type]
             self._window.optimizers[id(optimizer)] = optimizer
             self._window.with_gradients = True
-            return optimizer.step(*args, **{**kwargs, "grad_scaler": self})  # type: ignore[no-any-return]
+            return _run(optimizer, *args, **{**kwargs, "grad_scaler": self})
         parameters = list(optimizer_parameters(optimizer))
         shares = any(id(parameter) in self._window.remaining for parameter in parameters)
         if self._stage(optimizer) is OptState.READY and (self._watch.may_overflow or shares):
@@ -275,7 +278,7 @@ class GradScaler(ScalerState):
         flag = self._flag(optimizer)
         optimizer.grad_scale, optimizer.found_inf = grad_scale, flag
         try:
-            result = optimizer.step(*args, **kwargs)
+            result = _run(optimizer, *args, **kwargs)
         finally:
             del optimizer.grad_scale, optimizer.found_inf
         if grad_scale is not given:
@@ -284,7 +287,13 @@ class GradScaler(ScalerState):
             self._window.remaining.update((id(parameter), left) for parameter in parameters)
         if self._scale_device.type == "cpu" and flag.item():
             self._window.note_infinities(optimizer, self._scale_device)
-        return result  # type: ignore[no-any-return]
+        return result
+
+
+def _run(optimizer: Any, *args: Any, **kwargs: Any) -> float | None:
+    """The optimizer's own step; wrapped optimizers take more arguments than torch's type says."""
+    result: float | None = optimizer.step(*args, **kwargs)
+    return result
 
 
 @lru_cache(maxsize=64)

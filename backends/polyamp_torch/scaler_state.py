@@ -113,15 +113,15 @@ class ScalerState(torch.amp.GradScaler):
     # Names that code written for torch's scaler reads.
 
     @property
-    def _device(self) -> str:
+    def _device(self) -> str:  # type: ignore[override]
         return self._scale_device.type
 
     @property
-    def _scale(self) -> Tensor | None:
+    def _scale(self) -> Tensor | None:  # type: ignore[override]
         return self._state.scale if self._enabled else None
 
     @property
-    def _growth_tracker(self) -> Tensor | None:
+    def _growth_tracker(self) -> Tensor | None:  # type: ignore[override]
         return self._state.good_steps if self._enabled else None
 
     def _get_scale_async(self) -> Tensor | None:

@@ -33,7 +33,7 @@ class ScalerDriver:
 
     def update(self, finite: bool) -> None:
         self._optimizer.zero_grad()
-        self._scaler.scale(self._parameter * (1.0 if finite else torch.inf)).backward()
+        self._scaler.scale(self._parameter * (1.0 if finite else torch.inf)).backward()  # type: ignore[no-untyped-call]
         self._scaler.step(self._optimizer)
         self._scaler.update()
 
@@ -54,7 +54,9 @@ class CompiledDriver:
 
     def __init__(self, config: LossScale, device: str) -> None:
         self._device = device
-        self._start(config, loss_scale_state.place(config.init(), device))
+        self._config = config
+        self._state = loss_scale_state.place(config.init(), device)
+        self._rules = loss_scale_state.rules(config, device)
         self._update = _compiled_update(device)
 
     def update(self, finite: bool) -> None:
@@ -68,9 +70,5 @@ class CompiledDriver:
         return loss_scale_state.to_mapping(self._config, self._state)
 
     def load_state_dict(self, mapping: Mapping[str, Any]) -> None:
-        self._start(*loss_scale_state.load_mapping(mapping, self._config, self._device))
-
-    def _start(self, config: LossScale, state: ScaleState) -> None:
-        self._config = config
-        self._state = state
-        self._rules = loss_scale_state.rules(config, self._device)
+        self._config, self._state = loss_scale_state.load_mapping(mapping, self._config, self._device)
+        self._rules = loss_scale_state.rules(self._config, self._device)

@@ -31,7 +31,7 @@ class _StraightThroughSnap(torch.autograd.Function):
         """Nothing to keep."""
 
     @staticmethod
-    def backward(ctx: object, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: object, gradient: Tensor) -> tuple[Tensor, None, None]:
         return gradient, None, None
 
 
@@ -80,15 +80,14 @@ class TaskModel(nn.Module):
         def value(name: str) -> Tensor:
             return torch.tensor(task.parameters[name], dtype=torch.float32, device=device)
 
-        self.layers = nn.Sequential(
-            *(DenseLayer(layer, value(layer.weight), value(layer.bias) if layer.bias else None, compute_dtype) for layer in task.layers)
-        )
+        layers = [DenseLayer(layer, value(layer.weight), value(layer.bias) if layer.bias else None, compute_dtype) for layer in task.layers]
+        self.layers = nn.Sequential(*layers)
         self.policy = str(task.policy)
         self.device_type = torch.device(device).type
         self.output_dtype = getattr(torch, task.policy.output_dtype)
         self.loss = task.loss
-        named = {layer.weight: module.weight for layer, module in zip(task.layers, self.layers, strict=True)}
-        named |= {layer.bias: module.bias for layer, module in zip(task.layers, self.layers, strict=True) if layer.bias}
+        named = {layer.weight: module.weight for layer, module in zip(task.layers, layers, strict=True)}
+        named |= {layer.bias: module.bias for layer, module in zip(task.layers, layers, strict=True) if layer.bias and module.bias is not None}
         self.by_name: dict[str, nn.Parameter] = {name: named[name] for name in task.parameters}
 
     def forward(self, inputs: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ class TorchTrainer:
     def step(self, inputs: Array, targets: Array, loss_factor: float = 1.0) -> StepOutcome:
         self._optimizer.zero_grad()
         loss = self._loss(self._model, self._place(inputs), self._place(targets))
-        self._scaler.scale(loss * loss_factor).backward()
+        self._scaler.scale(loss * loss_factor).backward()  # type: ignore[no-untyped-call]
         return self._finish(float(loss.item()))
 
     def apply(self, gradients: Mapping[str, Array]) -> StepOutcome:
