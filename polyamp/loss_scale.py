@@ -36,6 +36,7 @@ __all__ = ["LossScale", "LossScaleState", "float32"]
 MIN_SCALE = 2.0**-100
 MAX_SCALE = 2.0**100
 _INT32_MAX = 2**31 - 1
+_SMALLEST_NORMAL = 2.0**-126
 
 Kind = Literal["none", "static", "dynamic"]
 Refill = Literal["finite", "growth"]
@@ -261,8 +262,8 @@ def _validate(config: LossScale) -> None:
         )
     if not float32(config.growth_factor) > 1:
         raise LossScaleError(f"growth_factor={config.growth_factor!r}: expected a factor > 1 in float32, such as 2")
-    if not 0 < float32(config.backoff_factor) < 1:
-        raise LossScaleError(f"backoff_factor={config.backoff_factor!r}: expected a factor in (0, 1) in float32, such as 0.5")
+    if not _SMALLEST_NORMAL <= float32(config.backoff_factor) < 1:  # a subnormal factor would be flushed to 0 by some backends
+        raise LossScaleError(f"backoff_factor={config.backoff_factor!r}: expected a normal float32 in (0, 1), such as 0.5")
     for name in ("growth_interval", "hysteresis"):
         _check_count(name, getattr(config, name))
     if config.hysteresis_refill not in ("finite", "growth"):

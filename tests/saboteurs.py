@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
-from polyamp_conformance.data import Array
-from polyamp_conformance.oracle.backend import OracleBackend, SpecDriver
-from polyamp_conformance.oracle.trainer import OracleTrainer
 
 from polyamp.backend import Capabilities, Execution, ScaleDriver, Snapshot, Trainer
 from polyamp.loss_scale import LossScale, LossScaleState
 from polyamp.task import TrainingTask
+from polyamp_conformance.data import Array
+from polyamp_conformance.oracle.backend import OracleBackend, SpecDriver
+from polyamp_conformance.oracle.trainer import OracleTrainer
 
 Arrays = Mapping[str, Array]
 

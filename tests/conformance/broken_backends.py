@@ -6,11 +6,10 @@ import os
 import time
 from collections.abc import Mapping
 
-from polyamp_conformance.oracle.backend import OracleBackend, SpecDriver
-
 from polyamp.backend import Execution, ScaleDriver
 from polyamp.errors import UnsupportedError
 from polyamp.loss_scale import LossScale
+from polyamp_conformance.oracle.backend import OracleBackend, SpecDriver
 
 _FATAL = 1024.0  # initial scale of the `static` script
 

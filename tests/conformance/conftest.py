@@ -8,12 +8,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from polyamp_conformance.cases import Case, all_cases
-from polyamp_conformance.cases.base import Context, Verdict
-from polyamp_conformance.oracle.backend import OracleBackend
 
 from polyamp.backend import Backend
 from polyamp.trace import StepRecord, Trace
+from polyamp_conformance.cases import Case, all_cases
+from polyamp_conformance.cases.base import Context, Verdict
+from polyamp_conformance.oracle.backend import OracleBackend
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `saboteurs` lies beside this folder
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from polyamp_conformance.runner import Options, run
 
 from polyamp.cli.app import cli
 from polyamp.trace import Trace
+from polyamp_conformance.runner import Options, run
 
 _HONEST = "polyamp_conformance.oracle.backend:OracleBackend"
 

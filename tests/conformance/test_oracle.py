@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from polyamp_conformance.oracle import network, optimizers
-from polyamp_conformance.oracle.rounding import Rounder
-from polyamp_conformance.oracle.tape import granule
-from polyamp_conformance.oracle.trainer import OracleTrainer
 
 from polyamp.formats import FORMATS
 from polyamp.loss_scale import LossScale
 from polyamp.policy import Policy
 from polyamp.task import Dense, OptimizerSpec, Snap, TrainingTask
+from polyamp_conformance.oracle import network, optimizers
+from polyamp_conformance.oracle.rounding import Rounder
+from polyamp_conformance.oracle.tape import granule
+from polyamp_conformance.oracle.trainer import OracleTrainer
 
 X = np.array([[1.0, 2.0], [3.0, -1.0]], np.float32)
 

@@ -8,14 +8,14 @@ from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner, Result
-from polyamp_conformance.cases.base import Status
-from polyamp_conformance.results import RunResults
-from polyamp_conformance.runner import Options, run
-from polyamp_conformance.targets import check_target, folder_name, load_target
 
 from polyamp.cli.app import cli
 from polyamp.errors import PolyampError
 from polyamp.trace import Trace
+from polyamp_conformance.cases.base import Status
+from polyamp_conformance.results import RunResults
+from polyamp_conformance.runner import Options, run
+from polyamp_conformance.targets import check_target, folder_name, load_target
 
 _HERE = Path(__file__).parent
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 
 import pytest
-from polyamp_conformance.cases import Case
-from polyamp_conformance.cases.base import Status
-from polyamp_conformance.oracle.backend import OracleBackend
 from saboteurs import SABOTEURS
 
 from polyamp.backend import Backend
+from polyamp_conformance.cases import Case
+from polyamp_conformance.cases.base import Status
+from polyamp_conformance.oracle.backend import OracleBackend
 
 _EXACT = "training/digits-exact/seed-0"
 _TINY = "training/digits-exact/tiny-0"

@@ -8,6 +8,7 @@ from importlib.resources import files
 
 import jsonschema
 import pytest
+
 from polyamp_conformance import vectors
 from polyamp_conformance.vectors import Script, loss_scale_scripts
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from polyamp.trace import Trace
 from polyamp_conformance.cases import all_cases
 from polyamp_conformance.cases.training import EXACT_SEEDS
 from polyamp_conformance.data import HELD_OUT, batch_order, digits, stream
@@ -13,8 +15,6 @@ from polyamp_conformance.judge import CERTIFIED_BITS, MAX_TIES, MIN_SKIPS, is_ti
 from polyamp_conformance.oracle.network import probe
 from polyamp_conformance.oracle.trainer import OracleTrainer
 from polyamp_conformance.workloads import digits_exact, digits_mlp
-
-from polyamp.trace import Trace
 
 
 def test_streams_are_philox_and_keep_their_values() -> None:

@@ -179,6 +179,7 @@ def test_configuration_and_state_are_immutable_and_hashable() -> None:
         ({"backoff_factor": 1.0}, ["backoff_factor=1.0", "(0, 1)"]),
         ({"backoff_factor": 0.0}, ["backoff_factor=0.0"]),
         ({"backoff_factor": 1e-46}, ["backoff_factor", "float32"]),
+        ({"backoff_factor": 1e-40}, ["backoff_factor=1e-40", "normal float32"]),
         ({"backoff_factor": 2.0}, ["backoff_factor=2.0"]),
         ({"growth_interval": 0}, ["growth_interval=0", ">= 1"]),
         ({"growth_interval": 2.0}, ["growth_interval=2.0", "integer"]),

@@ -7,10 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import polyamp_jax as pj
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import polyamp_jax as pj
 
 BAD = [np.nan, np.inf, -np.inf]
 check = jax.jit(pj.all_finite)

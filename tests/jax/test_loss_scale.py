@@ -11,11 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import polyamp_jax as pj
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import polyamp_jax as pj
 from polyamp import LossScale, MisuseError, StateError
 from polyamp import LossScaleState as Reference
 from polyamp.state import state_dict

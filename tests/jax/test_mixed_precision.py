@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import polyamp_jax as pj
 import pytest
 
+import polyamp_jax as pj
 from polyamp import LossScale, LossScaleError, MisuseError, Policy, PolicyError
 
 SKIPS = ["cond", "where"]

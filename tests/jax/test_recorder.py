@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import polyamp_jax as pj
 import pytest
 
+import polyamp_jax as pj
 from polyamp import LossScale, LossScaleStalled, MisuseError, Trace, TraceError
 
 CONFIG = LossScale.dynamic(init_scale=8, growth_interval=2, max_consecutive_skips=3)

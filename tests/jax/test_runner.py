@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from polyamp_jax.runner import model
 
 import polyamp
 from polyamp import LossScale, Policy, UnsupportedError
 from polyamp.backend import Execution
 from polyamp.task import Dense, OptimizerSpec, Snap, TrainingTask
+from polyamp_jax.runner import model
 
 EXECUTIONS: tuple[Execution, ...] = ("eager", "compiled")
 SGD = OptimizerSpec("sgd", {"learning_rate": 0.25, "momentum": 0.5})

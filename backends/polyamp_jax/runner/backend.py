@@ -41,7 +41,7 @@ class JaxBackend:
             subnormals={device: {name: _probe(device)[f"{name}_subnormals"] for name in _FORMATS} for device in devices},
             executions=_EXECUTIONS,
             families=("loss_scale", "step", "training"),
-            layers=("dense", "relu", "tanh", "snap"),
+            layers=("dense",),
             losses=("mse", "softmax_cross_entropy"),
             optimizers=("sgd", "adamw"),
         )
