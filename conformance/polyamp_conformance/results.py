@@ -81,6 +81,14 @@ class RunResults:
         return [r for r in self.results if r.status not in (Status.PASS, Status.NOT_CLAIMED)]
 
     @property
+    def findings(self) -> list[list[CaseResult]]:
+        """What is not green, results of one backend with the same status and message together."""
+        found: dict[tuple[str, Status, str], list[CaseResult]] = {}
+        for result in self.bad:
+            found.setdefault((result.backend, result.status, result.message), []).append(result)
+        return list(found.values())
+
+    @property
     def green(self) -> bool:
         return not self.bad and all(any(r.status is Status.PASS for r in self.of(t.name)) for t in self.targets)
 

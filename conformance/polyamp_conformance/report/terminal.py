@@ -44,11 +44,12 @@ def print_report(run: RunResults, console: Console) -> None:
             console.print(f"[bold red]{target.name}[/]: {escape(target.message)}", soft_wrap=True)
         for fault in target.faults:
             console.print(f"[yellow]{target.name}[/]: this host can fake a mismatch: {escape(fault)}", soft_wrap=True)
-    for result in run.bad[:_SHOWN]:
-        name = f"{result.backend} {result.case} ({result.execution}, spec {', '.join(result.spec)})"
+    for finding in run.findings[:_SHOWN]:
+        result, others = finding[0], len(finding) - 1
+        name = f"{result.backend} {result.case} ({result.execution}, spec {', '.join(result.spec)})" + (f" and {others} more" if others else "")
         console.print(f"[{_STYLES[result.status]}]{result.status}[/] {escape(name)}: {escape(result.message)}", soft_wrap=True)
-    if len(run.bad) > _SHOWN:
-        console.print(f"... and {len(run.bad) - _SHOWN} more in the report", style="dim")
+    if len(run.findings) > _SHOWN:
+        console.print(f"... and {len(run.findings) - _SHOWN} more findings in the report", style="dim")
     _print_learned(run, console)
     console.print(f"[{'bold green' if run.green else 'bold red'}]{verdict(run)}[/]", soft_wrap=True)
 
