@@ -2,8 +2,8 @@
 
 Rules (docs/spec.md, section 9.2)
 - Kernel and bias are read in float32 and cast here: Keras' autocast would hand out the bias in 16 bits already.
-- The bias is broadcast in float32 and then cast, so that its gradient is reduced in float32; the stock layer reduces in 16 bits
-  on JAX and TensorFlow.
+- The bias is cast, broadcast in float32 and cast again, so that its gradient is reduced in float32 and then rounded; the stock layer
+  reduces in 16 bits on JAX and TensorFlow.
 - Snapping follows the cast, and its gradient passes straight through.
 - tanh is evaluated in float32 and rounded; its derivative is taken at the rounded value.
 """
@@ -47,7 +47,8 @@ class TaskDense(keras.layers.Dense):
             kernel = self._snap(kernel)
         y = ops.matmul(x, kernel)
         if self.bias is not None:
-            y = ops.add(y, ops.cast(ops.broadcast_to(self.bias, ops.shape(y)), self.compute_dtype))
+            bias = ops.cast(ops.cast(self.bias, self.compute_dtype), "float32")
+            y = ops.add(y, ops.cast(ops.broadcast_to(bias, ops.shape(y)), self.compute_dtype))
         return self._activate(y)
 
 
