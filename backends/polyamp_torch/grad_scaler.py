@@ -285,7 +285,7 @@ class GradScaler(ScalerState):
             # The kernel writes unscaled gradients back unless it skips.
             left = torch.where(flag != 0, inverse(self._state.scale), self._one)
             self._window.remaining.update((id(parameter), left) for parameter in parameters)
-        if self._scale_device.type == "cpu" and flag.item():
+        if self._reads_are_free and flag.item():
             self._window.note_infinities(optimizer, self._scale_device)
         return result
 

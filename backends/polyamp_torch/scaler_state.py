@@ -135,6 +135,7 @@ class ScalerState(torch.amp.GradScaler):
         self._config = config
         self._state = state
         self._rules = loss_scale_state.rules(config, self._scale_device)
+        self._reads_are_free = self._scale_device.type == "cpu"
         self._one = torch.ones((), dtype=torch.float32, device=self._scale_device)
         self._last: PendingRecord | None = None
         self._clear()

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import settings
-from polyamp_torch import GradScaler
 from torch import nn
+
+from polyamp_torch import GradScaler
 
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import polyamp_torch
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
+import polyamp_torch
 from polyamp_torch import _amp_ops
 from polyamp_torch._amp_ops import check_and_unscale_, check_and_unscale_with_public_ops_, inverse
 

@@ -8,10 +8,10 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from polyamp_torch import autocast
 from torch import nn
 
 from polyamp import Policy, PolicyError, UnsupportedError
+from polyamp_torch import autocast
 
 X = torch.linspace(0.25, 0.75, 16).reshape(4, 4)
 

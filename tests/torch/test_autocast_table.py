@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from polyamp_torch import autocast
-from polyamp_torch.op_names import OPS
 from torch import nn
 
 from polyamp import OP_RULES, OpClass
+from polyamp_torch import autocast
+from polyamp_torch.op_names import OPS
 
 HALF = (torch.float16, torch.bfloat16)
 POLICY = {torch.float16: "mixed_float16", torch.bfloat16: "mixed_bfloat16"}

@@ -7,10 +7,10 @@ import inspect
 
 import pytest
 import torch
-from polyamp_torch import GradScaler
 from torch import nn
 
 from polyamp import LossScale, LossScaleError, MisuseError
+from polyamp_torch import GradScaler
 
 EVENTS = "..X...XX..."
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from polyamp_torch import loss_scale_state as scale_state
-from polyamp_torch.runner.compiler import compile_whole
 
 from polyamp import LossScale, LossScaleState, StateError
+from polyamp_torch import loss_scale_state as scale_state
+from polyamp_torch.runner.compiler import compile_whole
 
 LOADING_INDUCTOR = pytest.mark.filterwarnings(r"ignore::DeprecationWarning:torch\.")
 

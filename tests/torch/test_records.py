@@ -7,12 +7,12 @@ import pickle
 
 import pytest
 import torch
-from polyamp_torch import GradScaler
-from polyamp_torch.step_records import resolve
 from torch import nn
 
 from polyamp import LossScale, StepRecord, Trace, TraceError
 from polyamp.trace import TraceWriter
+from polyamp_torch import GradScaler
+from polyamp_torch.step_records import resolve
 
 EVENTS = "..X...XX..."
 

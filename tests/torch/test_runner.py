@@ -8,15 +8,15 @@ import sys
 from dataclasses import replace
 
 import numpy as np
-import polyamp_torch
 import pytest
 import torch
-from polyamp_torch.runner import TorchBackend, compiler, probe
-from polyamp_torch.runner.model import TaskModel, task_loss
 
+import polyamp_torch
 from polyamp import LossScale, LossScaleStalled, Policy, UnsupportedError, get_backend
 from polyamp.registry import get_environment
 from polyamp.task import Dense, OptimizerSpec, Snap, TrainingTask
+from polyamp_torch.runner import TorchBackend, compiler, probe
+from polyamp_torch.runner.model import TaskModel, task_loss
 
 pytestmark = pytest.mark.filterwarnings(r"ignore::DeprecationWarning:torch\.")  # torch.compile uses deprecated parts of torch
 

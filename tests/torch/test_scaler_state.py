@@ -9,10 +9,10 @@ import pickle
 
 import pytest
 import torch
-from polyamp_torch import GradScaler
 
 from polyamp import LossScale, MisuseError, StateError
 from polyamp import state as portable
+from polyamp_torch import GradScaler
 
 
 def after(events, take_step, parameter, **options):

@@ -6,10 +6,10 @@ import math
 
 import pytest
 import torch
-from polyamp_torch import GradScaler
 from torch import nn
 
 from polyamp import LossScale, MisuseError
+from polyamp_torch import GradScaler
 
 FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
 

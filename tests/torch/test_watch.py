@@ -8,13 +8,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from polyamp import LossScale, LossScaleStalled
 from polyamp_torch import GradScaler, lagged_read, scale_watch
 from polyamp_torch import loss_scale_state as scale_state
 from polyamp_torch.lagged_read import LaggedRead
 from polyamp_torch.scale_watch import ScaleWatch
-from torch import nn
-
-from polyamp import LossScale, LossScaleStalled
 
 
 def stall(scaler, take_step, limit=1000, gradient=math.nan):
@@ -117,6 +118,33 @@ def test_a_stall_on_a_device_is_raised_late_and_not_missed(slow_device, monkeypa
     number, error = stall(scaler, take_step, 20)
     assert 2 < number < 10
     assert "steps in a row" in str(error)
+
+
+class HostReads(TorchDispatchMode):
+    """Counts reads of device values on the host."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default, torch.ops.aten.equal.default)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("fused", "reads"), [(True, 0), (False, 1)])
+@pytest.mark.parametrize("gradient", [1.0, math.inf])
+def test_reads_of_a_step_on_a_device(fused, reads, gradient, slow_device, monkeypatch, take_step):
+    """Everything but the kernels runs as on an accelerator; a fused step reads nothing, another one its flag."""
+    monkeypatch.setattr(scale_watch, "LaggedRead", lambda _, count: LaggedRead(slow_device, count))
+    scaler = GradScaler("cpu")
+    scaler._reads_are_free = False
+    p = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([p], lr=1.0, fused=fused)
+    for _ in range(5):
+        with HostReads() as host:
+            take_step(scaler, optimizer, p, [gradient])
+        assert host.count == reads
 
 
 @given(
