@@ -2,12 +2,14 @@
 
 `LossScaleOptimizer` wraps an optimizer and is passed to `compile`; `MixedPrecision` is passed to `fit(callbacks=[...])`.
 
-The names are imported on first use (PEP 562): Keras chooses its backend for good when it is imported, and the plug-in beside this file must be
-able to say which one a process needs before that happens.
+Where Keras is loaded already, both classes load with this package, and are registered for `keras.models.load_model`. Elsewhere they load on
+first use (PEP 562): Keras chooses its backend for good when it is imported, and the plug-in beside this file must be able to say which one
+a process needs before that happens.
 """
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,11 @@ def __getattr__(name: str) -> Any:
     value = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
+
+
+if "keras" in sys.modules:
+    for _name in __all__:
+        __getattr__(_name)
 
 
 def __dir__() -> list[str]:

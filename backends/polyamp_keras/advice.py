@@ -19,9 +19,9 @@ __all__ = ["float16_layers", "leaf_layers", "scaling_advice"]
 
 
 def leaf_layers(layer: Any) -> Iterator[Any]:
-    """Layers without layers of their own, in order."""
+    """Layers without layers of their own, in order; input layers, which compute nothing, are left out."""
     children = getattr(layer, "_layers", None) or getattr(layer, "layers", None) or []
-    if not children:
+    if not children and not isinstance(layer, keras.layers.InputLayer):
         yield layer
     for child in children:
         yield from leaf_layers(child)

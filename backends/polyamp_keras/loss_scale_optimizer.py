@@ -11,9 +11,8 @@ Rules (docs/spec.md, sections 3, 4 and 7)
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from typing import Any
 
 import keras
@@ -31,6 +30,9 @@ from polyamp_keras.transition import ScaleTensors, advance, config_from_settings
 __all__ = ["LossScaleOptimizer"]
 
 Tensor = Any
+
+# Positions of these two among the variables that the stock class saves, by name here.
+_STOCK_KEYS = {"2": "step_counter", "3": "dynamic_scale"}
 
 
 @keras.saving.register_keras_serializable(package="polyamp")
@@ -193,49 +195,38 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             StateError: a mapping that can't be loaded; nothing is changed.
         """
         config, state = portable.load_state_dict(mapping, self._loss_scale)
-        self._refuse_traced_check(config)
-        for variable, value in zip(self._state_variables(), asdict(state).values(), strict=True):
-            variable.assign(value)
-        factors, switches = settings_from_config(config)
-        self._factors.assign(np.asarray(factors, dtype="float32"))
-        self._switches.assign(np.asarray(switches, dtype="int32"))
-        self._configure(config)
+        self._restore(config, state)
 
     def recent_steps(self, since: int = 0) -> tuple[StepRecord, ...]:
         """Records of the steps from `since` on that the ring still holds, in order. Reads the device once."""
         return self._ring.read(since, self._host_state().steps)
 
     def save_own_variables(self, store: Any) -> None:
-        for index, variable in enumerate(self._saved_variables()):
-            store[str(index)] = native.host(variable)
+        """Scale, counters and settings, by name. Keras saves the inner optimizer beside them; the ring is working memory and is left out."""
+        for variable in self._saved_variables():
+            store[variable.name] = native.host(variable)
 
     def load_own_variables(self, store: Any) -> None:
-        """Reads what `save_own_variables` wrote, settings included. A file of another optimizer is skipped with a warning, as Keras does.
+        """Reads what `save_own_variables` wrote, settings included, or the scale and counter of Keras' stock class.
 
         Raises:
-            StateError: values out of range; nothing is changed.
+            StateError: another layout, or values out of range; nothing is changed.
         """
-        saved = self._saved_variables()
-        if len(store.keys()) != len(saved):
-            remedy = "it was saved with another optimizer" if self.built else "call optimizer.build(model.trainable_variables) before loading"
-            warnings.warn(
-                f"optimizer {self.name!r} keeps its state: the file has {len(store.keys())} variables for it, expected {len(saved)}; {remedy}",
-                UserWarning,
-                stacklevel=2,
-            )
-            return
-        values = [np.asarray(store[str(index)]) for index in range(len(saved))]
-        by_id = {id(variable): value for variable, value in zip(saved, values, strict=True)}
+        names, keys = [variable.name for variable in self._saved_variables()], set(store.keys())
+        if keys.issuperset(names):
+            values = {name: np.asarray(store[name]) for name in names}
+        elif keys.issuperset(_STOCK_KEYS):
+            values = {name: native.host(variable) for name, variable in zip(names, self._saved_variables(), strict=True)}
+            values |= {name: np.asarray(store[key]) for key, name in _STOCK_KEYS.items()}
+        else:
+            raise StateError(f"the file's state for optimizer {self.name!r} has {', '.join(sorted(keys))}; expected {', '.join(names)}")
         try:
-            config = config_from_settings(by_id[id(self._factors)].tolist(), by_id[id(self._switches)].tolist(), self._loss_scale)
-            state = LossScaleState(*(by_id[id(variable)].item() for variable in self._state_variables()))
-            portable.load_state_dict(portable.state_dict(config, state), config)
-        except (LossScaleError, StateError) as error:
+            config = config_from_settings(values["factors"].tolist(), values["switches"].tolist(), self._loss_scale)
+            state = LossScaleState(*(values[variable.name].item() for variable in self._state_variables()))
+            config, state = portable.load_state_dict(portable.state_dict(config, state), config)
+        except (LossScaleError, StateError, ValueError) as error:
             raise StateError(f"the file's loss scale for optimizer {self.name!r} can't be loaded: {error}") from error
-        self._refuse_traced_check(config)
-        for variable, value in zip(saved, values, strict=True):
-            variable.assign(value)
-        self._configure(config)
+        self._restore(config, state)
 
     def get_config(self) -> dict[str, Any]:
         return {
@@ -263,24 +254,24 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         return ScaleTensors(self.dynamic_scale, self.step_counter, self._hysteresis_left, self._skipped, self._consecutive_skips, self._steps)
 
     def _saved_variables(self) -> list[Any]:
-        working_memory = {id(self._ring_scales), id(self._ring_marks)}
-        return [variable for variable in self.variables if id(variable) not in working_memory]
+        return [*self._state_variables(), self._factors, self._switches]
 
     def _host_state(self) -> LossScaleState:
         return LossScaleState(*(native.host(variable).item() for variable in self._state_variables()))
 
-    def _configure(self, config: LossScale) -> None:
-        self._loss_scale = config
-        self.initial_scale = config.init_scale
-        self.dynamic_growth_steps = config.growth_interval
-        self._ring.clear()
-
-    def _refuse_traced_check(self, config: LossScale) -> None:
+    def _restore(self, config: LossScale, state: LossScaleState) -> None:
         if config.check != self._loss_scale.check and self._check_is_traced:
             raise StateError(
                 f"the state has check={config.check}, this optimizer has already taken steps with check={self._loss_scale.check}, which compiled "
                 f"train functions can't change; load before the first step, or build the optimizer with loss_scale={config}"
             )
+        factors, switches = settings_from_config(config)
+        for variable, value in zip(self._saved_variables(), [*astuple(state), factors, switches], strict=True):
+            variable.assign(np.asarray(value, dtype=variable.dtype))
+        self._loss_scale = config
+        self.initial_scale = config.init_scale
+        self.dynamic_growth_steps = config.growth_interval
+        self._ring.clear()
 
     def _resolve(self, grads: list[Tensor | None], trainable_variables: Sequence[Any] | None) -> list[Any]:
         if trainable_variables is None:
