@@ -146,6 +146,11 @@ class TraceWriter:
         self._skipped += record.skipped
         self._final_scale = record.scale_after
 
+    @property
+    def closed(self) -> bool:
+        """Whether the file is closed, with or without its footer."""
+        return self._file.closed
+
     def extend(self, records: Iterable[StepRecord]) -> None:
         for record in records:
             self.append(record)
@@ -156,6 +161,10 @@ class TraceWriter:
             counted = {"steps": self._steps, "skipped": self._skipped, "final_scale": self._final_scale}
             self._write(_encode({"kind": "footer", **(totals or {}), **counted}))
             self._file.close()
+
+    def abandon(self) -> None:
+        """Closes the file without a footer: a reader sees that the run did not end cleanly."""
+        self._file.close()
 
     def _write(self, text: str) -> None:
         self._file.write(text + "\n")
@@ -168,7 +177,7 @@ class TraceWriter:
         if error is None:
             self.close()
         else:
-            self._file.close()  # no footer: a reader sees that the run did not end cleanly
+            self.abandon()
 
 
 _NONFINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}

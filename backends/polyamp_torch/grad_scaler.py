@@ -96,7 +96,11 @@ class GradScaler(ScalerState):
                 "device": str(self._scale_device),
                 "loss_scale": str(self._config),
             }
-            self._buffer = TraceBuffer(trace if isinstance(trace, TraceWriter) else Trace.writer(os.fspath(trace), header), trace_every)
+            self._buffer = TraceBuffer(
+                trace if isinstance(trace, TraceWriter) else Trace.writer(os.fspath(trace), header),
+                trace_every,
+                owned=not isinstance(trace, TraceWriter),
+            )
 
     def scale(self, outputs: T) -> T:
         """Multiplies a loss, or a nested list, tuple, mapping or iterator of losses, by the scale.

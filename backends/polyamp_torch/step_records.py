@@ -10,6 +10,7 @@ Rules (docs/spec.md, section 6)
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -84,17 +85,20 @@ def _record(pending: PendingRecord, step: int, numbers: list[float]) -> StepReco
 
 
 class TraceBuffer:
-    """Collects records and writes them to a trace every `every` steps.
+    """Collects records and writes them to a trace every `every` steps, and what is left when it is dropped or the program ends.
 
     Args:
         writer: open trace.
         every: steps between two reads of the device, >= 1.
+        owned: whether nobody else holds the writer, so that dropping this buffer ends its file.
     """
 
-    def __init__(self, writer: TraceWriter, every: int) -> None:
+    def __init__(self, writer: TraceWriter, every: int, *, owned: bool) -> None:
         self.writer = writer
         self._every = every
         self._pending: list[PendingRecord] = []
+        # A script that forgets close() loses no step; the footer is what it goes without.
+        self._rescue = weakref.finalize(self, _rescue, self._pending, writer, owned)
 
     def add(self, record: PendingRecord) -> None:
         self._pending.append(record)
@@ -103,10 +107,23 @@ class TraceBuffer:
 
     def flush(self) -> None:
         """Writes what was collected; waits for the device."""
-        pending, self._pending = self._pending, []
-        self.writer.extend(resolve(pending))
+        _write(self._pending, self.writer)
 
     def close(self) -> None:
         """Writes the rest and the footer."""
         self.flush()
+        self._rescue.detach()
         self.writer.close()
+
+
+def _write(pending: list[PendingRecord], writer: TraceWriter) -> None:
+    records = resolve(pending)
+    pending.clear()
+    if not writer.closed:
+        writer.extend(records)
+
+
+def _rescue(pending: list[PendingRecord], writer: TraceWriter, owned: bool) -> None:
+    _write(pending, writer)
+    if owned:
+        writer.abandon()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import pickle
 
@@ -94,6 +95,18 @@ def test_a_run_that_raises_leaves_its_steps_and_no_footer(take_step, tmp_path):
         crash()
     trace = Trace.read(path)
     assert len(trace.records) == 2
+    assert trace.footer is None
+
+
+def test_a_scaler_that_is_dropped_loses_no_step(take_step, tmp_path):
+    path = tmp_path / "run.jsonl"
+    scaler = GradScaler("cpu", init_scale=8.0, growth_interval=3, trace=path)
+    train(scaler, take_step)
+    assert Trace.read(path).records == ()  # all steps are still on the device
+    del scaler
+    gc.collect()
+    trace = Trace.read(path)
+    assert trace.records == expected()
     assert trace.footer is None
 
 
