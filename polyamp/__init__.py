@@ -8,8 +8,9 @@ Public names are imported on first use (PEP 562), so that `import polyamp` costs
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from polyamp.lazy import attach
 
 if TYPE_CHECKING:
     from polyamp.errors import (
@@ -62,54 +63,44 @@ __all__ = [
     "registered_backends",
 ]
 
-_HOMES = {
-    "polyamp.errors": (
-        "BackendError",
-        "DuplicateBackendError",
-        "LossScaleError",
-        "LossScaleStalled",
-        "MissingFrameworkError",
-        "MisuseError",
-        "PolicyError",
-        "PolyampError",
-        "StateError",
-        "TraceError",
-        "UnknownBackendError",
-        "UnsupportedError",
-    ),
-    "polyamp.formats": (
-        "FORMATS",
-        "Format",
-    ),
-    "polyamp.loss_scale": (
-        "LossScale",
-        "LossScaleState",
-    ),
-    "polyamp.op_rules": (
-        "OP_RULES",
-        "OpClass",
-    ),
-    "polyamp.policy": ("Policy",),
-    "polyamp.registry": (
-        "available_backends",
-        "get_backend",
-        "registered_backends",
-    ),
-    "polyamp.trace": (
-        "StepRecord",
-        "Trace",
-    ),
-}
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = attach(
+    __name__,
+    {
+        "polyamp.errors": (
+            "BackendError",
+            "DuplicateBackendError",
+            "LossScaleError",
+            "LossScaleStalled",
+            "MissingFrameworkError",
+            "MisuseError",
+            "PolicyError",
+            "PolyampError",
+            "StateError",
+            "TraceError",
+            "UnknownBackendError",
+            "UnsupportedError",
+        ),
+        "polyamp.formats": (
+            "FORMATS",
+            "Format",
+        ),
+        "polyamp.loss_scale": (
+            "LossScale",
+            "LossScaleState",
+        ),
+        "polyamp.op_rules": (
+            "OP_RULES",
+            "OpClass",
+        ),
+        "polyamp.policy": ("Policy",),
+        "polyamp.registry": (
+            "available_backends",
+            "get_backend",
+            "registered_backends",
+        ),
+        "polyamp.trace": (
+            "StepRecord",
+            "Trace",
+        ),
+    },
+)

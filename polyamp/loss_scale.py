@@ -25,29 +25,19 @@ Rules (docs/spec.md, section 3)
 from __future__ import annotations
 
 import math
-import struct
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from polyamp.errors import LossScaleError, LossScaleStalled
+from polyamp.presets import preset
+from polyamp.scale_range import MAX_SCALE, MIN_SCALE, SMALLEST_NORMAL, float32
 
-__all__ = ["LossScale", "LossScaleState", "float32"]
+__all__ = ["LossScale", "LossScaleState"]
 
-MIN_SCALE = 2.0**-100
-MAX_SCALE = 2.0**100
 _INT32_MAX = 2**31 - 1
-_SMALLEST_NORMAL = 2.0**-126
 
 Kind = Literal["none", "static", "dynamic"]
 Refill = Literal["finite", "growth"]
-
-
-def float32(value: float) -> float:
-    """Rounds a Python float to the nearest float32 (ties to even); beyond the largest float32 it gives infinity."""
-    try:
-        return float(struct.unpack("<f", struct.pack("<f", float(value)))[0])
-    except OverflowError:
-        return -math.inf if value < 0 else math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +143,11 @@ class LossScale:
             name: `"torch"`, `"jmp"`, `"flax"`, `"keras"`, `"tf_keras"`, `"apex"`, `"deepspeed"`, `"megatron"`, `"paddle"` or `"mindspore"`.
             **overrides: fields of `dynamic`, in that library's own meaning (flax: its own `growth_interval`).
         """
-        from polyamp.presets import preset
-
-        return preset(name, **overrides)
+        known = cls.__dataclass_fields__.keys() - {"kind", "check"}
+        unknown = sorted(set(overrides) - known)
+        if unknown:
+            raise LossScaleError(f"{name}: unknown override {', '.join(unknown)}; expected fields of LossScale.dynamic: {', '.join(sorted(known))}")
+        return cls.dynamic(**preset(name, overrides))
 
     def init(self) -> LossScaleState:
         """State before step 0."""
@@ -262,7 +254,7 @@ def _validate(config: LossScale) -> None:
         )
     if not float32(config.growth_factor) > 1:
         raise LossScaleError(f"growth_factor={config.growth_factor!r}: expected a factor > 1 in float32, such as 2")
-    if not _SMALLEST_NORMAL <= float32(config.backoff_factor) < 1:  # a subnormal factor would be flushed to 0 by some backends
+    if not SMALLEST_NORMAL <= float32(config.backoff_factor) < 1:  # a subnormal factor would be flushed to 0 by some backends
         raise LossScaleError(f"backoff_factor={config.backoff_factor!r}: expected a normal float32 in (0, 1), such as 0.5")
     for name in ("growth_interval", "hysteresis"):
         _check_count(name, getattr(config, name))

@@ -10,10 +10,11 @@ Rules (docs/spec.md, section 3.5)
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from polyamp.errors import LossScaleError
-from polyamp.loss_scale import MAX_SCALE, MIN_SCALE, LossScale
+from polyamp.scale_range import MAX_SCALE, MIN_SCALE
 
 __all__ = ["PRESETS", "preset"]
 
@@ -35,14 +36,15 @@ PRESETS: dict[str, dict[str, Any]] = {
 """Defaults of each library; jmp has none for the scale, 2^15 is its documentation's."""
 
 
-def preset(name: str, **overrides: Any) -> LossScale:
-    """Builds the configuration of another library; see `LossScale.like`."""
+def preset(name: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of `LossScale.dynamic` for another library's defaults, with overrides in that library's own terms.
+
+    Raises:
+        LossScaleError: no preset of this name.
+    """
     if name not in PRESETS:
         raise LossScaleError(f"no preset {name!r}; expected one of {', '.join(PRESETS)}")
     values = {**PRESETS[name], **overrides}
-    unknown = set(overrides) - set(LossScale.__dataclass_fields__)
-    if unknown or overrides.keys() & {"kind", "check"}:
-        raise LossScaleError(f"{name}: unknown override {', '.join(sorted(unknown or overrides))}; expected fields of LossScale.dynamic")
     if name == "flax":
         values["growth_interval"] = values.get("growth_interval", 2000) + 1
-    return LossScale.dynamic(**values)
+    return values

@@ -6,8 +6,9 @@ plug-in module can be asked for its environment before JAX loads.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from polyamp.lazy import attach
 
 if TYPE_CHECKING:
     from polyamp_jax.casting import cast_floating
@@ -32,23 +33,13 @@ __all__ = [
     "update",
 ]
 
-_HOMES = {
-    "polyamp_jax.casting": ("cast_floating",),
-    "polyamp_jax.finite": ("all_finite", "gradient_status", "leaf_names", "select"),
-    "polyamp_jax.loss_scale": ("LossScaleState", "init", "scale", "unscale", "update"),
-    "polyamp_jax.mixed_precision": ("MixedPrecision", "TrainState"),
-    "polyamp_jax.recorder": ("TraceRecorder",),
-}
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = attach(
+    __name__,
+    {
+        "polyamp_jax.casting": ("cast_floating",),
+        "polyamp_jax.finite": ("all_finite", "gradient_status", "leaf_names", "select"),
+        "polyamp_jax.loss_scale": ("LossScaleState", "init", "scale", "unscale", "update"),
+        "polyamp_jax.mixed_precision": ("MixedPrecision", "TrainState"),
+        "polyamp_jax.recorder": ("TraceRecorder",),
+    },
+)

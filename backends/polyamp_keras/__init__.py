@@ -10,8 +10,9 @@ a process needs before that happens.
 from __future__ import annotations
 
 import sys
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from polyamp.lazy import attach
 
 if TYPE_CHECKING:
     from polyamp_keras.callback import MixedPrecision
@@ -19,21 +20,11 @@ if TYPE_CHECKING:
 
 __all__ = ["LossScaleOptimizer", "MixedPrecision"]
 
-_HOMES = {"LossScaleOptimizer": "polyamp_keras.loss_scale_optimizer", "MixedPrecision": "polyamp_keras.callback"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
-
+__getattr__, __dir__ = attach(
+    __name__,
+    {"polyamp_keras.loss_scale_optimizer": ("LossScaleOptimizer",), "polyamp_keras.callback": ("MixedPrecision",)},
+)
 
 if "keras" in sys.modules:
     for _name in __all__:
         __getattr__(_name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

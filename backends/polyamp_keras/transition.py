@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from keras import ops
 
 from polyamp import LossScale
-from polyamp.loss_scale import float32
+from polyamp.scale_range import float32
 
 __all__ = ["FACTORS", "SWITCHES", "ScaleTensors", "advance", "config_from_settings", "settings_from_config"]
 

@@ -5,8 +5,9 @@ Public names are imported on first use, so that the plug-in module can be asked 
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from polyamp.lazy import attach
 
 if TYPE_CHECKING:
     from polyamp_torch.autocasting import autocast
@@ -14,16 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GradScaler", "autocast"]
 
-_HOMES = {"GradScaler": "polyamp_torch.grad_scaler", "autocast": "polyamp_torch.autocasting"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = attach(
+    __name__,
+    {"polyamp_torch.grad_scaler": ("GradScaler",), "polyamp_torch.autocasting": ("autocast",)},
+)

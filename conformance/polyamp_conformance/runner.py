@@ -100,6 +100,7 @@ def run(options: Options, progress: Progress = lambda *_: None) -> RunResults:
         )
         for name in (ORACLE, *names)
     ]
+    shutil.rmtree(options.directory / "reference", ignore_errors=True)  # a hundred megabytes that the oracle makes again at will
     about = {
         "polyamp": polyamp.__version__,
         "python": platform.python_version(),

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyamp import LossScale, LossScaleError, LossScaleStalled, LossScaleState
-from polyamp.loss_scale import float32
+from polyamp.scale_range import float32
 
 from .trajectories import EVENTS, run, scales
 
