@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import metadata
+from importlib import import_module
 
 import keras
 
@@ -18,11 +18,6 @@ def backend_name() -> str:
 
 def versions() -> dict[str, str]:
     """Version of Keras and of the framework under it, by package name."""
-    packages = {"jax": ("jax", "jaxlib"), "torch": ("torch",), "tensorflow": ("tensorflow", "tensorflow-cpu")}.get(BACKEND, ())
-    found = {"keras": keras.__version__}
-    for package in packages:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    packages = ("keras", BACKEND, "jaxlib") if BACKEND == "jax" else ("keras", BACKEND)
+    # By module: TensorFlow's distribution has several names.
+    return {package: str(import_module(package).__version__) for package in packages}
