@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from importlib import import_module
 
-import keras
-
 from polyamp_keras.native import BACKEND
 
 __all__ = ["backend_name", "versions"]
