@@ -104,6 +104,11 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         """Steps that are kept on the device until the trace reads them."""
         return self._ring.capacity
 
+    @property
+    def iterations(self) -> Any:
+        """Steps that the inner optimizer has taken; skipped ones don't count."""
+        return self.inner_optimizer.iterations
+
     # Keras calls build with the trainable variables before the first step, more than once when a model is loaded.
     def build(self, var_list: Sequence[Any]) -> None:
         if self.built:

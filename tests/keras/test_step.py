@@ -50,9 +50,9 @@ def test_gradients_are_unscaled_in_float32(execution: str) -> None:
 
 def test_sixteen_bit_gradients_are_unscaled_in_float32() -> None:
     w = variables([0.0])
-    optimizer = LossScaleOptimizer(keras.optimizers.SGD(1.0), LossScale.static(2.0**20))
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(1.0), LossScale.static(2.0**30))
     optimizer.apply(tensors([1.0], dtype="float16"), w)
-    assert read(w)[0].tolist() == [-(2.0**-20)]
+    assert read(w)[0].tolist() == [-(2.0**-30)]
 
 
 def test_a_finite_gradient_that_unscales_to_infinity_is_skipped(execution: str) -> None:

@@ -48,10 +48,12 @@ class KerasTrainer:
     def step(self, inputs: Array, targets: Array, loss_factor: float = 1.0) -> StepOutcome:
         weights = np.full(len(inputs), loss_factor, dtype="float32")
         with device_scope(self._device):
+            # Keras before 3.15 returns the mean loss of all steps since the last reset.
+            self._model.reset_metrics()
             loss = None if loss_factor == 1.0 else self._model.test_on_batch(inputs, targets, return_dict=True)["loss"]
 
             def train() -> float:
-                self._model.reset_metrics()  # Keras 3.8 returns a running mean otherwise
+                self._model.reset_metrics()
                 weighted = self._model.train_on_batch(inputs, targets, sample_weight=weights, return_dict=True)["loss"]
                 return float(weighted if loss is None else loss)
 
