@@ -14,7 +14,7 @@ import pytest
 from polyamp import LossScale, LossScaleError, LossScaleStalled, MisuseError, Trace, TraceError
 from polyamp_keras import LossScaleOptimizer, MixedPrecision
 
-from .helpers import data, read, same, small_model, state_of
+from .models import data, read, same, small_model, state_of
 
 SAWTOOTH = LossScale.dynamic(init_scale=2.0**30, growth_interval=3)
 

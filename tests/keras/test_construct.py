@@ -8,7 +8,7 @@ import pytest
 from polyamp import LossScale, LossScaleError
 from polyamp_keras import LossScaleOptimizer
 
-from .helpers import small_model
+from .models import small_model
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from polyamp import LossScale
 from polyamp_keras import LossScaleOptimizer
 
-from .helpers import same, small_model, state_of
+from .models import same, small_model, state_of
 
 pytestmark = pytest.mark.only("tensorflow")
 

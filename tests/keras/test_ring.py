@@ -10,7 +10,7 @@ from polyamp import LossScale
 from polyamp_keras import LossScaleOptimizer
 from polyamp_keras.runner.applier import make_applier
 
-from .helpers import data, replay, small_model, tensors, variables
+from .models import data, replay, small_model, tensors, variables
 
 
 def test_holds_the_last_steps(execution: str) -> None:

@@ -15,7 +15,7 @@ from polyamp.registry import get_backend
 from polyamp.task import Dense, OptimizerSpec, Snap, TrainingTask
 from polyamp_keras.runner.layers import TaskDense
 
-from .helpers import same, tensors
+from .models import same, tensors
 
 SGD = OptimizerSpec("sgd", {"learning_rate": 0.25, "momentum": 0.5})
 ADAMW = OptimizerSpec("adamw", {"learning_rate": 0.01, "beta1": 0.9, "beta2": 0.99, "epsilon": 1e-12, "weight_decay": 0.1})

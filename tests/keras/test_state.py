@@ -14,7 +14,7 @@ import pytest
 from polyamp import LossScale, StateError
 from polyamp_keras import LossScaleOptimizer
 
-from .helpers import data, read, replay, same, small_model, state_of, tensors, variables
+from .models import data, read, replay, same, small_model, state_of, tensors, variables
 
 CONFIG = LossScale.dynamic(init_scale=2.0**30, growth_interval=3, hysteresis=2, backoff_factor=0.25, growth_factor=4.0)
 

@@ -14,7 +14,7 @@ from polyamp_keras import LossScaleOptimizer
 from polyamp_keras.native import compiled
 from polyamp_keras.runner.applier import make_applier
 
-from .helpers import data, read, replay, same, small_model, state_of, tensors, variables
+from .models import data, read, replay, same, small_model, state_of, tensors, variables
 
 
 def inner_with_everything() -> keras.optimizers.Optimizer:

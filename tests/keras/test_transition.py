@@ -15,7 +15,7 @@ from polyamp.presets import PRESETS
 from polyamp_keras.native import compiled
 from polyamp_keras.transition import ScaleTensors, advance, config_from_settings, settings_from_config
 
-from .helpers import replay
+from .models import replay
 
 
 @compiled
