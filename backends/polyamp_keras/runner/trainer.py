@@ -53,7 +53,6 @@ class KerasTrainer:
             loss = None if loss_factor == 1.0 else self._model.test_on_batch(inputs, targets, return_dict=True)["loss"]
 
             def train() -> float:
-                self._model.reset_metrics()
                 weighted = self._model.train_on_batch(inputs, targets, sample_weight=weights, return_dict=True)["loss"]
                 return float(weighted if loss is None else loss)
 
