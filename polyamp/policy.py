@@ -23,6 +23,7 @@ from polyamp.op_rules import OP_RULES, OpClass
 
 __all__ = ["ALIASES", "Policy"]
 
+_CLASSES = tuple(c.value for c in OpClass)
 _ROLE_FORMATS = ("float32", "float16", "bfloat16")
 _KEYS = {
     **dict.fromkeys(("p", "params", "param", "param_dtype"), "param_dtype"),
@@ -154,15 +155,14 @@ def _role(role: str, dtype: object) -> str:
 
 
 def _rules(ops: Mapping[str, str | OpClass]) -> tuple[tuple[str, OpClass], ...]:
-    classes = [c.value for c in OpClass]
     rules: dict[str, OpClass] = {}
     for op, value in ops.items():
-        if op not in OP_RULES and op not in classes:
-            raise PolicyError(f"unknown op {op!r} in ops=; the table has {', '.join(sorted(OP_RULES))}, or a whole class: {', '.join(classes)}")
+        if op not in OP_RULES and op not in _CLASSES:
+            raise PolicyError(f"unknown op {op!r} in ops=; the table has {', '.join(sorted(OP_RULES))}, or a whole class: {', '.join(_CLASSES)}")
         try:
             rules[op] = OpClass(str(value))
         except ValueError:
-            raise PolicyError(f"unknown op class {value!r} for {op!r}; expected one of {', '.join(classes)}") from None
+            raise PolicyError(f"unknown op class {value!r} for {op!r}; expected one of {', '.join(_CLASSES)}") from None
     return tuple(sorted(rules.items()))
 
 

@@ -312,3 +312,12 @@ def test_the_package_offers_its_names_and_no_others():
 def test_the_plug_in_module_imports_no_framework():
     code = "import polyamp_torch.plugin, sys; polyamp_torch.plugin.polyamp_get_environment('torch'); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_compiler_that_removes_casts_is_not_claimed(monkeypatch):
+    measured = dict(BACKEND.probe("cpu"))
+    monkeypatch.setattr(TorchBackend, "probe", lambda self, device: measured | {"float16_round_trip": "removed"})
+    with pytest.raises(UnsupportedError, match="removes casts to float16"):
+        BACKEND.trainer(dyadic_task(), "cpu", "compiled")
+    outcome = BACKEND.trainer(dyadic_task(), "cpu", "eager").step(np.ones((8, 8), np.float32), np.ones((8, 4), np.float32))
+    assert math.isfinite(outcome.loss)

@@ -43,7 +43,7 @@ class TorchBackend:
 
     def probe(self, device: str) -> Mapping[str, str]:
         self._require_device(device)
-        return probe(device)
+        return _probe(device)
 
     def scale_driver(self, loss_scale: LossScale, device: str, execution: Execution) -> ScaleDriver:
         self._require_device(device)
@@ -59,10 +59,18 @@ class TorchBackend:
         _require("optimizer", task.optimizer.name, tuple(SLOTS))
         for layer in task.layers:
             _require("activation", layer.activation, _ACTIVATIONS)
+        if execution == "compiled" and self.probe(device)["float16_round_trip"] != "kept":
+            raise UnsupportedError(
+                f"torch.compile of torch {torch.__version__} removes casts to float16 and back even with emulate_precision_casts, so that "
+                "overflows vanish; train eagerly, or upgrade torch"
+            )
         return TorchTrainer(task, device, execution)
 
     def _require_device(self, device: str) -> None:
         _require("device", device, self.capabilities().devices)
+
+
+_probe = cache(probe)
 
 
 @cache
