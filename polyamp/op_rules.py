@@ -6,7 +6,7 @@ Rules (docs/spec.md, section 2.3)
 - PROMOTE: inputs are cast to the widest floating input.
 - PASS: runs in what it is given. An op that the table does not name is PASS.
 - Names are neutral: a backend maps its framework's ops to them. The FLOAT32 class follows torch's CUDA autocast list, widened by the
-  reductions and statistics that design section 6.3 measured to be wrong in 16 bits.
+  reductions and statistics that frameworks were measured to get wrong in 16 bits (sum of 6e4, 6e4, -6e4; softmax of 70,000 equal logits).
 """
 
 from __future__ import annotations

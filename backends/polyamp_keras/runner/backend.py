@@ -46,7 +46,7 @@ class KerasBackend:
             subnormals={device: {name: _probe(device)[f"{name}_subnormals"] for name in FORMAT_NAMES} for device in devices},
             executions=_EXECUTIONS,
             families=("loss_scale", "step", "training"),
-            layers=("dense", "relu", "tanh", "snap"),
+            layers=("dense",),
             losses=("mse", "softmax_cross_entropy"),
             optimizers=("sgd", "adamw"),
         )
