@@ -214,20 +214,24 @@ class LossScale:
             text += ". Look for NaN in the data or the model, a learning rate that diverged, or a min_scale that is too high"
         return LossScaleStalled(text)
 
-    def check_scale(self, scale: float) -> float:
+    def check_scale(self, scale: float, field: str = "scale") -> float:
         """Validates a scale that is loaded or set by hand, and rounds it to float32.
+
+        Args:
+            scale: the value.
+            field: what the message calls it.
 
         Raises:
             LossScaleError: not finite, not positive, or outside [min_scale, max_scale].
         """
         if not isinstance(scale, (int, float)) or isinstance(scale, bool):
-            raise LossScaleError(f"scale={scale!r}: expected a number")
+            raise LossScaleError(f"{field}={scale!r}: expected a number")
         rounded = float32(scale)
         # Compared in float32: the floor that the transition lands on is float32(min_scale), which may lie below min_scale.
         if not float32(self.min_scale) <= rounded <= float32(self.max_scale):
-            raise LossScaleError(f"scale={scale!r}: expected a finite value within [min_scale={self.min_scale:g}, max_scale={self.max_scale:g}]")
+            raise LossScaleError(f"{field}={scale!r}: expected a finite value within [min_scale={self.min_scale:g}, max_scale={self.max_scale:g}]")
         if self.kind == "none" and rounded != 1.0:
-            raise LossScaleError(f"scale={scale!r}: none() scales by 1; use static() or dynamic() for another scale")
+            raise LossScaleError(f"{field}={scale!r}: none() scales by 1; use static() or dynamic() for another scale")
         return rounded
 
     def __str__(self) -> str:
@@ -264,7 +268,7 @@ def _validate(config: LossScale) -> None:
         _check_count("max_consecutive_skips", config.max_consecutive_skips)
     if not isinstance(config.check, bool) or (config.kind != "none" and not config.check):
         raise LossScaleError(f"check={config.check!r}: a bool, and only none() may leave the check out")
-    config.check_scale(config.init_scale)
+    config.check_scale(config.init_scale, "init_scale")
 
 
 def _check_count(name: str, value: object) -> None:

@@ -159,8 +159,8 @@ def test_configuration_and_state_are_immutable_and_hashable() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"init_scale": 0.0}, ["scale=0.0"]),
-        ({"init_scale": -1.0}, ["scale=-1.0"]),
+        ({"init_scale": 0.0}, ["init_scale=0.0"]),
+        ({"init_scale": -1.0}, ["init_scale=-1.0"]),
         ({"init_scale": math.inf}, ["init_scale=inf", "finite"]),
         ({"init_scale": math.nan}, ["init_scale=nan", "finite"]),
         ({"init_scale": True}, ["init_scale=True"]),
