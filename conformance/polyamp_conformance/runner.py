@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -83,7 +83,7 @@ def run(options: Options, progress: Progress = lambda *_: None) -> RunResults:
         raise PolyampError("no backend is installed; run `polyamp backends` to see what to install")
     for name in names:
         check_target(name)
-    if not Job(ORACLE, "cpu", options.seed, "", options.families, options.patterns).cases():
+    if not _job(ORACLE, options).cases():
         raise PolyampError(f"no case matches families {list(options.families)} and patterns {list(options.patterns)}; see docs/spec.md, section 9")
     _prepare(options)
     began = datetime.now(UTC)
@@ -94,7 +94,7 @@ def run(options: Options, progress: Progress = lambda *_: None) -> RunResults:
     outcomes = [
         judge_worker(
             options.directory,
-            Job(name, "cpu" if name == ORACLE else options.device, options.seed, "", options.families, options.patterns),
+            _job(name, options),
             deaths.get(name, ""),
             seconds.get(name, 0.0),
         )
@@ -114,6 +114,11 @@ def run(options: Options, progress: Progress = lambda *_: None) -> RunResults:
     results = RunResults(about, tuple(t for t, _ in outcomes), tuple(r for _, rs in outcomes for r in rs))
     results.write(options.directory)
     return results
+
+
+def _job(name: str, options: Options) -> Job:
+    device = "cpu" if name == ORACLE else options.device
+    return Job(name, device, options.seed, str(options.directory.resolve()), options.families, options.patterns)
 
 
 def _prepare(options: Options) -> None:
@@ -142,7 +147,7 @@ class _Process:
     def __init__(self, name: str, options: Options) -> None:
         self.name, self.began = name, time.monotonic()
         directory = options.directory.resolve()
-        job = Job(name, "cpu" if name == ORACLE else options.device, options.seed, str(directory), options.families, options.patterns)
+        job = _job(name, options)
         self.events = events_path(directory, name)
         self.events.parent.mkdir(parents=True, exist_ok=True)
         self.log: IO[bytes] = (self.events.parent / f"{folder_name(name)}.log").open("wb")
@@ -207,5 +212,5 @@ def _ending(code: int) -> str:
 
 
 def _tail(log: Path) -> str:
-    lines: Iterable[str] = log.read_text("utf-8", "replace").strip().splitlines()
-    return next((line for line in reversed(list(lines)) if line.strip()), "no output")
+    lines = log.read_text("utf-8", "replace").strip().splitlines()
+    return lines[-1] if lines else "no output"

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from polyamp.backend import Snapshot
 from polyamp_conformance.data import Array
 
 __all__ = ["digest", "moved", "slots_digest"]
@@ -35,6 +36,7 @@ def slots_digest(slots: Mapping[str, Mapping[str, Array]], names: Iterable[str])
     return float(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big"))
 
 
-def moved(before: Mapping[str, Array], after: Mapping[str, Array]) -> int:
-    """Number of elements that differ; NaN counts as different from everything."""
-    return sum(int(np.sum(np.asarray(before[name]) != np.asarray(after[name]))) for name in before)
+def moved(before: Snapshot, after: Snapshot) -> float:
+    """Number of elements of weights and optimizer slots that differ; NaN counts as different from everything."""
+    pairs = [(before.parameters, after.parameters), *((before.slots[slot], after.slots[slot]) for slot in before.slots)]
+    return float(sum(int(np.sum(np.asarray(old[name]) != np.asarray(new[name]))) for old, new in pairs for name in old))

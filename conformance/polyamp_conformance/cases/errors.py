@@ -33,8 +33,7 @@ def step_errors(optimizer: OptimizerSpec, start: Snapshot, got: Snapshot, want: 
         skipped: whether the backend skipped.
     """
     if skipped:
-        changed = moved(start.parameters, got.parameters) + sum(moved(start.slots[slot], got.slots[slot]) for slot in start.slots)
-        return {"moved": float(changed)}
+        return {"moved": moved(start, got)}
     errors = {"slots_error": max(_error(got.slots[slot], want.slots[slot]) for slot in want.slots)}
     made = _difference(got.parameters, start.parameters)
     if optimizer.name == "sgd":

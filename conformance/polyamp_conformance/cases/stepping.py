@@ -140,6 +140,5 @@ def _values(before: Snapshot, after: Snapshot, task: TrainingTask, exact: bool, 
     if exact:
         values["slots_digest"] = slots_digest(after.slots, task.parameters)
     if skipped:
-        changed = moved(before.parameters, after.parameters) + sum(moved(before.slots[slot], after.slots[slot]) for slot in before.slots)
-        values["moved"] = float(changed)
+        values["moved"] = moved(before, after)
     return values

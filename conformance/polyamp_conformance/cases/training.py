@@ -169,8 +169,7 @@ def _injection_case(optimizer: str, seed: int) -> Case:
                 poisoned[leaf].flat[-1] = value
                 outcome = trainer.apply(poisoned)
             after = trainer.snapshot()
-            changed = moved(before.parameters, after.parameters) + sum(moved(before.slots[s], after.slots[s]) for s in before.slots)
-            values = {"moved": float(changed), "optimizer_steps": float(after.optimizer_steps)}
+            values = {"moved": moved(before, after), "optimizer_steps": float(after.optimizer_steps)}
             yield StepRecord(
                 step=number, scale=outcome.scale, scale_after=outcome.scale_after, skipped=outcome.skipped, reason="injected", values=values
             )
